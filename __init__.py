@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .engine.offline.beam_search import BeamSearchParams as BeamSearchParams
     from .engine.offline.outputs import CompletionOutput as CompletionOutput
     from .engine.offline.outputs import RequestOutput as RequestOutput
-    from .engine.request import SamplingParams as SamplingParams
+    from .engine.sampling_params import SamplingParams as SamplingParams
     from .engine.structured.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from .engine.text.prompts import TextPrompt as TextPrompt
     from .engine.text.prompts import TokensPrompt as TokensPrompt
@@ -39,7 +39,7 @@ _HOMES = {
     "LoRARequest": ".engine.lora_request",
     "CompletionOutput": ".engine.offline.outputs",
     "RequestOutput": ".engine.offline.outputs",
-    "SamplingParams": ".engine.request",
+    "SamplingParams": ".engine.sampling_params",
     "StructuredOutputsParams": ".engine.structured.structured_outputs",
     "TextPrompt": ".engine.text.prompts",
     "TokensPrompt": ".engine.text.prompts",

@@ -26,9 +26,9 @@ from bench_sampler import draw_logits, milliseconds
 from report import print_result, spread
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.adjustment import Adjustment
 from headrace.engine.sampling.sampler import SampleRow, sample
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.grammar import Grammar, GrammarCompiler
 from headrace.engine.structured.guide import Guide
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams

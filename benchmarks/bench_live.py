@@ -36,7 +36,8 @@ from sse_client import stream_one
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.request import Request, RequestEvent, SamplingParams
+from headrace.engine.request import Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 from headrace.jobs.client.client import Client
 from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.hosting.outcomes import Outcome

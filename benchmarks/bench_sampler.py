@@ -19,9 +19,9 @@ import torch
 from report import print_result
 from torch import Tensor
 
-from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.adjustment import Adjustment
 from headrace.engine.sampling.sampler import LogprobQuery, SampleRow, sample, token_logprobs
+from headrace.engine.sampling_params import SamplingParams
 
 BATCHES = (64, 256)
 VOCABULARIES = (49_152, 151_936)

@@ -31,7 +31,8 @@ from headrace.engine.execution.graph_sizes import default_sizes, max_graphs
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.lora.adapters import LoraAdapters
-from headrace.engine.request import Request, RequestOutputKind, SamplingParams
+from headrace.engine.request import Request, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.kernels import device
 from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.paged_attention import AttentionMetadata

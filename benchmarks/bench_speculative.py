@@ -32,7 +32,8 @@ from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.execution.model_runner import ModelRunner
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.text.tokenizer import Tokenizer
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64

@@ -16,7 +16,7 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
 from headrace.engine.models import load_model
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -20,7 +20,8 @@ from headrace.engine.engine import Engine
 from headrace.engine.execution.graph_sizes import default_sizes
 from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.llm import LLM
-from headrace.engine.request import Request, RequestOutputKind, SamplingParams
+from headrace.engine.request import Request, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 
 # Own tokens of a prompt, so that rows begin their blocks in different steps.
 _LENGTHS = 16

@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 
 # Between kernels that were launched long before: the device goes from one to the next, and waits for nobody.
 _LAUNCH_MICROSECONDS = 5.0

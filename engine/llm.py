@@ -18,8 +18,9 @@ from .offline.one_each import one_each
 from .offline.outputs import RequestOutput, completion, prompt_logprobs
 from .offline.progress import MakeBar, Progress
 from .offline.vllm_options import engine_config
-from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
+from .request import FinishReason, Request, RequestEvent, RequestOutputKind
 from .sampling.defaults import chosen_sampling_defaults
+from .sampling_params import SamplingParams
 from .text.chat_ending import ChatEnding
 from .text.detokenizer import StopStrings
 from .text.finished_answer import decoded, end_token_id

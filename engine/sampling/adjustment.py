@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.sampling import apply_bit_mask, penalize_
-from ..request import SamplingParams
+from ..sampling_params import SamplingParams
 from ..structured.thinking_guide import AnyGuide
 from ..transfer import to_device
 

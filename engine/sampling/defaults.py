@@ -7,7 +7,7 @@ from typing import Any
 from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.model_folder import read_generation_config
 from ..errors import ConfigError, InvalidRequestError, ModelError
-from ..request import SamplingParams
+from ..sampling_params import SamplingParams
 
 # Numbers, by the names of the fields of `SamplingParams` that they are for.
 SamplingDefaults = Mapping[str, Any]

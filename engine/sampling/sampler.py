@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens, token_ranks
 from ..logprobs import Logprob
-from ..request import SamplingParams
+from ..sampling_params import SamplingParams
 from ..structured.choices import ChoiceNode
 from ..transfer import Readback, to_device
 from .adjustment import Adjustment, adjust_

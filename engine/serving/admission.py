@@ -12,7 +12,8 @@ from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError, ModelError
 from ..lora.adapter import Adapter
 from ..lora.adapters import LoraAdapters
-from ..request import Request, SamplingParams, derived_seed
+from ..request import Request
+from ..sampling_params import SamplingParams, derived_seed
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
 from ..structured.reasoning import ThinkingStage

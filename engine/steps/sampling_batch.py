@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..request import SamplingParams
 from ..sampling.sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
+from ..sampling_params import SamplingParams
 from ..scheduling.sequence import Sequence
 from ..serving.served_request import ServedRequest
 from ..transfer import to_device

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from ..request import SamplingParams
+from ..sampling_params import SamplingParams
 from ..structured.reasoning import ThinkingTracker
 from .tokenizer import Tokenizer
 

@@ -20,18 +20,16 @@ from ..structured.harmony import HarmonyTokens
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
 from .chat_ending import ChatEnding
+from .chat_templates import TIME, ChatTemplates
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .messages import with_read_arguments
 from .segments import SegmentEncoder
-from .template_sources import read_template_sources
+from .thinking_tokens import thinking_tokens
 from .token_lengths import characters_per_token
 
 if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
-_DEEPSEEK_SIGN = "<\uff5cAssistant\uff5c>"
-# By which templates ask for the time, and with it for today's date: SmolLM3's, gpt-oss's, Granite's and Mistral's.
-_TIME = "strftime_now"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -182,7 +180,7 @@ class Tokenizer:
 
         `time`: what it is told of the time; if None that at which it is rendered, by the host's clock.
         """
-        told = {} if time is None else {_TIME: time.strftime}
+        told = {} if time is None else {TIME: time.strftime}
         if thinks or not self.thinks_unless_told:
             return {**told, **given}
         return {**told, "enable_thinking": False, **given}
@@ -200,66 +198,16 @@ class Tokenizer:
 
     @cached_property
     def _reasoning(self) -> ReasoningTokens | None:
-        return self._harmony or self._marked
-
-    @cached_property
-    def _harmony(self) -> HarmonyTokens | None:
-        names = (harmony.CHANNEL, harmony.END, harmony.MESSAGE, harmony.START)
-        channel, end, message, start = (self._fast.token_to_id(name) for name in names)
-        is_told = not self.has_chat_template or harmony.CHANNEL in (self._template_source or "")
-        if not is_told or channel is None or end is None or message is None or start is None:
-            return None
-        role, thought, answer, recipient = (
-            tuple(self.encode(text, add_special_tokens=False))
-            for text in (harmony.ROLE, harmony.THOUGHT, harmony.ANSWER, harmony.RECIPIENT)
-        )
-        return HarmonyTokens(
-            channel,
-            end,
-            message_token_id=message,
-            begin_token_id=start,
-            role_token_ids=role,
-            thought_token_ids=thought,
-            answer_token_ids=answer,
-            recipient_token_ids=recipient,
-        )
-
-    @cached_property
-    def _marked(self) -> ReasoningTokens | None:
-        for start, end, line_breaks in MARKERS:
-            # Vocabularies have them too whose models do not think, as Qwen3's later instructed ones.
-            if self.has_chat_template and not self._template_thinks(start, end):
-                continue
-            start_id, end_id = self._fast.token_to_id(start), self._fast.token_to_id(end)
-            if start_id is not None and end_id is not None:
-                tokens = self.encode(line_breaks, add_special_tokens=False) if line_breaks else []
-                # Not every vocabulary can write them.
-                breaks = tuple(tokens) if self.decode(tokens) == line_breaks else ()
-                return ReasoningTokens(start_id, end_id, breaks)
-        return None
-
-    def _template_thinks(self, start: str, end: str) -> bool:
-        """Whether the chat template is that of a model that thinks between these markers.
-
-        It begins the thinking or may end it at once, or tells of it before the conversation; what it does with earlier
-        turns it does for any model's. But of DeepSeek's some only strip it there: R1's first ones and R1-0528's.
-        """
-        source = self._template_source or ""
-        if not (start in source or end in source):
-            return False
-        # As with the template engine itself.
-        from .chat_template import begins_with
-
-        return _DEEPSEEK_SIGN in source or begins_with(source, (start, end))
+        return thinking_tokens(self._fast, self._templates)
 
     @property
     def tells_time(self) -> bool:
         """Whether the chat template asks for the time, or the date, at which a prompt is written."""
-        return any(_TIME in source for source in self._template_sources.values())
+        return self._templates.tell_time
 
     def tools_template_has(self, text: str) -> bool:
         """Whether the source of the chat template that is told of tools has this text in it."""
-        return text in (self._tools_template_source or "")
+        return text in (self._templates.tools_source or "")
 
     def is_special(self, text: str) -> bool:
         """Whether the text is a special token, which `decode` leaves out."""
@@ -267,39 +215,11 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template_source is not None
-
-    @property
-    def _template_source(self) -> str | None:
-        return self._template_sources.get("default")
-
-    @property
-    def _tools_template_source(self) -> str | None:
-        """Some models, as Hermes 2 and 3, have one of its own for conversations with tools."""
-        return self._template_sources.get("tool_use", self._template_source)
+        return self._templates.source is not None
 
     @cached_property
-    def _template_sources(self) -> dict[str, str]:
-        return read_template_sources(_folder_of(self._folder), self._config)
-
-    @cached_property
-    def _template(self) -> Any:
-        return self._compiled(self._template_source)
-
-    @cached_property
-    def _tools_template(self) -> Any:
-        return self._compiled(self._tools_template_source)
-
-    def _compiled(self, source: str | None) -> Any:
-        # Imported here: a bare GPU machine that is given token ids needs no template engine.
-        from jinja2 import TemplateSyntaxError
-
-        from .chat_template import compile_template
-
-        try:
-            return compile_template(source or "")
-        except TemplateSyntaxError as error:
-            raise ModelError(f"model {self._folder} has a malformed chat template: {error}") from error
+    def _templates(self) -> ChatTemplates:
+        return ChatTemplates(self._folder, _folder_of(self._folder), self._config)
 
     @cached_property
     def _template_tokens(self) -> dict[str, str]:
@@ -321,10 +241,10 @@ class Tokenizer:
         `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not fit the template,
         `ModelError` when there is none.
         """
-        template = self._chosen_template(bool(tools), chat_template)
+        template = self._templates.chosen(bool(tools), chat_template)
         marked = ending.marked(messages)
         try:
-            now = {_TIME: datetime.now().strftime}
+            now = {TIME: datetime.now().strftime}
             ours = {
                 "messages": with_read_arguments(marked),
                 "add_generation_prompt": ending is ChatEnding.ANSWER,
@@ -340,17 +260,6 @@ class Tokenizer:
         begins_answer = self.thinks_unless_told and template_kwargs.get("enable_thinking") is False
         return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else text
 
-    def _chosen_template(self, with_tools: bool, source: str | None) -> Any:
-        if source in self._template_sources:
-            return self._compiled(self._template_sources[source])
-        if source is not None:
-            from .chat_template import given_template
-
-            return given_template(source)
-        if not self.has_chat_template:
-            raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
-        return self._tools_template if with_tools else self._template
-
     def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":
         """What `apply_chat_template` puts around any user's text, where that is the same for all; `system` comes first.
 
@@ -359,8 +268,7 @@ class Tokenizer:
         # As with the template engine itself.
         from .chat_frame import ChatFrame
 
-        template = self._template
-        parsed = template.environment.parse(self._template_source or "")
+        parsed = self._templates.template.environment.parse(self._templates.source or "")
         return ChatFrame.of(parsed, partial(self.apply_chat_template, template_kwargs=template_kwargs), system)
 
 

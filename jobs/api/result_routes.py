@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
+from ..results.exports import Writer, arrow, export, json_lines, parquet
 from .errors import ErrorBody
-from .exports import Writer, arrow, export, json_lines, parquet
 from .routes import EVERYWHERE, LATER, NOT_FOUND, Responses, Service
 from .schemas import ResultPage
 from .service import JobService

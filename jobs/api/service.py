@@ -37,13 +37,13 @@ from ..batches.files import FileStore
 from ..client.client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
+from ..results.json_lines import json_rows
 from ..results.row_index import RowIndexes
 from ..spec.schemas import JobSpec
 from .errors import ApiError, try_later
 from .inputs import Inputs
 from .job_requests import JobOptions, JobRequest
 from .models import ServedModels
-from .results import read_page
 from .schemas import JobAnswer, JobList, ResultPage, WebhookList
 from .wording import with_fields
 
@@ -177,11 +177,13 @@ class JobService:
         return WebhookList.of(self.client.ledger.webhooks.of_job(self.record(job_id).id))
 
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
-        """Raises `ApiError` (404)."""
+        """The first `limit` finished rows after the row `after_row`. Raises `ApiError` (404)."""
         # Before its parts: a job that has ended by now has all of them.
         job = self.record(job_id)
-        page = read_page(self.client.ledger, self.indexes.of(job_id), job, after_row, limit)
-        return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
+        found = self.indexes.of(job_id).first_rows(self.client.ledger, job, limit, after_row)
+        rows = list(json_rows(found.table))
+        last_row = rows[-1]["row"] if rows else None
+        return ResultPage(state=job.state, data=rows, last_row=last_row, has_more=found.has_more)
 
     def _input(self, request: JobRequest) -> tuple[str, AbstractContextManager[InputSource]]:
         """With the field that names it."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ...engine.request import derived_seed
 from ...engine.sampling.defaults import SamplingDefaults
+from ...engine.sampling_params import derived_seed
 from ...engine.text.chat_ending import ChatEnding
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...engine.errors import EngineError, ModelError
-from ...engine.request import derived_seed
+from ...engine.sampling_params import derived_seed
 from ...storage.batch_jobs import batch_job_key
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile

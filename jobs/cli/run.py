@@ -17,10 +17,11 @@ from .advice import sampling_advice
 from .cost import GpuHourPrice
 from .follow import at_first, exit_status, follow, opening
 from .interrupts import termination_as_interrupt
-from .job_options import Asked, Target, asked, target
+from .job_options import Asked, asked
 from .model_checks import check_model
 from .options import engine_config, watchdog_seconds, worker_options
 from .signatures import takes
+from .target_options import Target, target
 
 
 @takes(asked, target, engine_config, watchdog_seconds)

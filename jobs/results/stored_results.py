@@ -21,7 +21,7 @@ _BATCH_ROWS = 2048
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
     """All rows of a job committed so far, in the input's order. Raises PartDamaged."""
-    tables = list(_parts(ledger, job).tables())
+    tables = list(committed_parts(ledger, job).tables())
     return pa.concat_tables(tables).sort_by("row") if tables else pa.table({})
 
 
@@ -37,19 +37,21 @@ def sorted_lines(
     What does not fit into some memory is sorted in `sort_folder`.
     """
     with ExternalSorter(sort_folder, _SORT_MEMORY_BYTES) as sorter:
-        for rows in _parts(ledger, job).batches(_BATCH_ROWS):
+        for rows in committed_parts(ledger, job).batches(_BATCH_ROWS):
             keys = (number.to_bytes(8) for number in rows["row"].to_pylist())
             sorter.extend(zip(keys, (line.encode() for line in lines_of(rows)), strict=True))
         yield (line.decode() for _, line in sorter)
 
 
-def _parts(ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool] = lambda part: True) -> PartGroups:
-    """A job's committed parts that are `wanted`, each row in them once."""
+def committed_parts(
+    ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool] = lambda part: True, may_miss: bool = True
+) -> PartGroups:
+    """A job's committed parts that are `wanted`, each row in them once. `may_miss`: as `PartGroups` has it."""
 
     def names() -> list[str]:
         return [part.file_name for part in ledger.parts(job.id) if wanted(part)]
 
-    return PartGroups(open_folder(job.output_dir), names(), names)
+    return PartGroups(open_folder(job.output_dir), names(), names, may_miss)
 
 
 def num_readable(ledger: Ledger, job: JobRecord) -> int:
@@ -63,7 +65,7 @@ def num_readable(ledger: Ledger, job: JobRecord) -> int:
 
 def first_error(ledger: Ledger, job: JobRecord) -> str | None:
     """The error of the first of a job's failed rows. Raises PartDamaged."""
-    parts = _parts(ledger, job, lambda part: part.num_failed > 0)
+    parts = committed_parts(ledger, job, lambda part: part.num_failed > 0)
     failed = (_first_of(table) for table in parts.tables(["row", "error"], pc.field("error").is_valid()))
     first = min((row for row in failed if row is not None), key=itemgetter("row"), default=None)
     return None if first is None else f"(row {first['row']}): {first['error']}"

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import EngineConfig
 from ...engine.execution.devices import resolve_device, resolve_dtype
-from ...engine.request import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ..spec.lora import LoraModule
 from .weights import ModelWeights
 

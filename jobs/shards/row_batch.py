@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from ...engine.errors import InvalidRequestError
 from ...engine.logprobs import TokenLogprobs
-from ...engine.request import Request, SamplingParams
+from ...engine.request import Request
+from ...engine.sampling_params import SamplingParams
 from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, row_samplings, without_images
 from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from .parsed import parsed_type, parsed_value

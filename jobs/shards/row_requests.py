@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from ...engine.checkpoints.hub import public_name
 from ...engine.logprobs import TokenLogprobs
-from ...engine.request import Request, RequestOutputKind, SamplingParams
+from ...engine.request import Request, RequestOutputKind
+from ...engine.sampling_params import SamplingParams
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
-from ...engine.request import SamplingParams
+from ...engine.sampling_params import SamplingParams
 from ..spec.sampling import SamplingSpec
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from ...engine.request import SamplingParams, derived_seed
+from ...engine.sampling_params import SamplingParams, derived_seed
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...storage.errors import Argument
 from ..errors import SpecError

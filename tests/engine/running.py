@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from headrace.engine.engine import Engine
-from headrace.engine.request import Request, RequestEvent, SamplingParams
+from headrace.engine.request import Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 
 
 def run_all(engine: Engine, requests: Sequence[Request]) -> dict[str, list[RequestEvent]]:

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.engine.engine import Engine
 from headrace.engine.kv_cache.block_hashes import hash_blocks
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.steps.step_result import LaunchedResult, StepResult
 
 from .fakes import FakeRunner, fake_answer, make_engine

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.engine.errors import InvalidRequestError, shown
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

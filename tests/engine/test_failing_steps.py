@@ -10,7 +10,8 @@ import torch
 
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.device_faults import is_out_of_memory
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.steps.step_result import LaunchedResult
 
 from .fakes import fake_answer, make_engine

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 
 from .fakes import fake_answer, make_engine
 from .running import run_all, token_ids

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 TICKETS_MODEL = Path(__file__).parents[2] / "examples/tickets/model"
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.engine.request import FinishReason, Request, RequestOutputKind, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.serving.served_request import ServedRequest
 
 from .fakes import fake_answer, make_engine

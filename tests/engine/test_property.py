@@ -14,7 +14,8 @@ from torch import Tensor
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.draft_model import DraftModel
-from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.scheduling import state_tables
 from headrace.engine.scheduling.step_plan import StepPlan
 from headrace.engine.scheduling.token_budget import TokenBudget

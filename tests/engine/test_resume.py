@@ -8,7 +8,8 @@ import pytest
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.text.detokenizer import StopStrings
 from headrace.engine.text.finished_answer import answer_text
 

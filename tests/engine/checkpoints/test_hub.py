@@ -16,7 +16,7 @@ from headrace.engine.checkpoints.hub import LocatedModel, locate_model, model_na
 from headrace.engine.errors import InvalidRequestError, ModelError
 from headrace.engine.llm import LLM
 from headrace.engine.lora_request import LoRARequest
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 from .fake_hub import COMMIT, FakeHub, running_hub
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from headrace.engine.config import EngineConfig
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
-from headrace.engine.request import Request, RequestEvent, SamplingParams
+from headrace.engine.request import Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.paged_attention import AttentionMetadata, sharing_gate

@@ -8,7 +8,8 @@ import pytest
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 
 from ..families import VOCAB_SIZE, WITH_STATES
 from ..running import greedy_params, run_all, token_ids

@@ -14,7 +14,7 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
 from headrace.engine.offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 PROMPTS = ["A prompt that fills more than one block. ", "x", "two"]
 END = 1

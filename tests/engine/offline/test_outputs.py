@@ -12,7 +12,8 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
 from headrace.engine.offline.outputs import CompletionOutput
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 
 from ..families import VOCAB_SIZE

@@ -11,7 +11,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.llm import LLM
 from headrace.engine.offline.vllm_options import engine_config
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 # What scripts say and what is so here anyway.
 COMMON: dict[str, Any] = {

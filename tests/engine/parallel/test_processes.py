@@ -27,7 +27,8 @@ from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.llm import LLM, TokensPrompt
 from headrace.engine.parallel.parallel_runner import ParallelRunner
 from headrace.engine.parallel.rank_processes import RankProcesses
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.sharding.stages import stage_model
 
 from ..running import greedy_params, run_all, token_ids

@@ -13,7 +13,8 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.parallel import rank_processes
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 
 from ..running import greedy_params, run_all, token_ids
 from .sharing import saved_logits, started_as_thread

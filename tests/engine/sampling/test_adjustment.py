@@ -13,10 +13,11 @@ from torch import Tensor
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
 from headrace.engine.sampling import sampler
 from headrace.engine.sampling.adjustment import Adjustment, adjust_
 from headrace.engine.sampling.sampler import SampleRow, sample
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.tokenizer import Tokenizer
 

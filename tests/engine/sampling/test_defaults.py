@@ -9,8 +9,8 @@ import pytest
 
 from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.defaults import read_sampling_defaults
+from headrace.engine.sampling_params import SamplingParams
 
 # Qwen2.5-Instruct's.
 QWEN = {

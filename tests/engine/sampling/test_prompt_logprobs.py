@@ -10,9 +10,10 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob, TokenLogprobs
 from headrace.engine.offline.outputs import RequestOutput
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
 from headrace.engine.sampling import prompt_reader
 from headrace.engine.sampling.sampler import LogprobQuery, token_logprobs
+from headrace.engine.sampling_params import SamplingParams
 
 from ..fakes import FakeRunner, fake_engine
 from ..likeliest import assert_likeliest

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.sampler import LogprobQuery, SampleRow, pick_choice, sample, token_logprobs
+from headrace.engine.sampling_params import SamplingParams
 from headrace.kernels.sampling import philox_uniform, sample_tokens
 from headrace.kernels.sampling.philox import philox_4x32
 

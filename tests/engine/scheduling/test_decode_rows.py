@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 
 from ..fakes import fake_answer, make_engine
 from ..running import greedy_params, run_all, token_ids

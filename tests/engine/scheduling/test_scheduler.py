@@ -3,7 +3,8 @@
 import pytest
 
 from headrace.engine.errors import ConfigError, InvalidRequestError
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 
 from ..fakes import CONTEXT, END_TOKEN_ID, VOCAB_SIZE, fake_answer, make_engine
 from ..running import greedy_params, run_all, token_ids

@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot, silu
 
 from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.scheduling.head_drafter import HeadDrafter
 from headrace.engine.scheduling.sequence import Sequence
 from headrace.engine.scheduling.step_plan import StepPlan

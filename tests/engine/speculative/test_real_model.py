@@ -17,7 +17,7 @@ from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.execution.loaded_guessing import load_guessing
 from headrace.engine.llm import LLM
 from headrace.engine.offline.beam_search import BeamSearchParams
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 
 from ..conftest import save_random_model

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.engine.engine import Engine
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent
+from headrace.engine.sampling_params import SamplingParams
 
 from ..fakes import FakeRunner, fake_answer, make_engine
 from ..running import greedy_params, run_all, token_ids

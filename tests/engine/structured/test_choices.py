@@ -9,7 +9,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.choices import build_choice_tree
 
 from ..brute_force import choice_probabilities

@@ -15,7 +15,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured import grammar as grammar_module
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.detokenizer import StopStrings

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.request import Request, RequestOutputKind, SamplingParams
+from headrace.engine.request import Request, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.harmony import HarmonyTokens
 from headrace.engine.structured.reasoning import Split, ThinkingStage
 

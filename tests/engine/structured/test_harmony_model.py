@@ -9,7 +9,8 @@ import pytest
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.detokenizer import StopStrings
 from headrace.engine.text.finished_answer import answer_text, num_tokens_before, reasoning_text

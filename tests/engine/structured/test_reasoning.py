@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens, Split, ThinkingTracker
 
 from ..fakes import CONTEXT, fake_answer, make_engine

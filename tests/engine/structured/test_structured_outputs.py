@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured import grammar as grammar_module
 from headrace.engine.structured.grammar import GrammarCompiler, check_grammar
 from headrace.engine.structured.guide import GrammarError, Guide

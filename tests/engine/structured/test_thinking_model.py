@@ -9,7 +9,7 @@ import pytest
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.tokenizer import Tokenizer
 

@@ -14,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.detokenizer import Detokenizer, StopStrings, first_stop

@@ -29,7 +29,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.vision_config import VisionConfig
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.vision.prompt_images import PromptImage
 
 IMAGE, VISION_START, VISION_END, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>"

@@ -10,7 +10,8 @@ from PIL import Image
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.vision.prompt_images import PromptImage
 
 from ..fakes import make_engine

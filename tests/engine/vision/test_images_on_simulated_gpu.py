@@ -15,7 +15,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.execution import memory_budget
 from headrace.engine.llm import LLM, Prompt
 from headrace.engine.models import load_model
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.vision.image_files import scale
 from headrace.engine.vision.tower import VisionTower
 

@@ -10,7 +10,7 @@ from headrace.engine.errors import ConfigError, InvalidRequestError
 from headrace.engine.llm import LLM, Prompt
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.offline.beam_search import BeamSearchParams
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 from ..lora.adapters import ATTENTION, merged, save_adapter
 from .seeing import IMAGE, VISION_END, VISION_START, Oracle, picture, png

@@ -8,7 +8,7 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, weight_bytes
 from headrace.engine.errors import ModelError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 
 from ..running import run_all, token_ids
 from .seeing import Oracle, save_qwen3_5

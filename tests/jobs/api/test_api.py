@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from headrace import LLM, SamplingParams
-from headrace.jobs.api.results import read_page
+from headrace.jobs.api.models import ServedModels
+from headrace.jobs.api.service import JobService
 from headrace.jobs.client.client import Client
-from headrace.jobs.results.row_index import RowIndex
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
@@ -150,14 +150,14 @@ def commit_part(ledger: Ledger, folder: Path, rows: pa.Table) -> None:
 
 def test_results_are_readable_while_the_job_runs(client: Client, tmp_path: Path) -> None:
     commit_part(client.ledger, tmp_path / "out", pa.table({"row": [7, 2, 9, 4], "output": ["h", "c", "j", "e"]}))
-    job = client.ledger.job("job_1")
-    assert job.state is JobState.RUNNING
-    first = read_page(client.ledger, RowIndex(), job, None, 3)
-    assert [(row["row"], row["output"]) for row in first.rows] == [(2, "c"), (4, "e"), (7, "h")]
+    service = JobService(client, ServedModels.of([str(MODEL)]))
+    first = service.results("job_1", None, 3)
+    assert first.state is JobState.RUNNING
+    assert [(row["row"], row["output"]) for row in first.data] == [(2, "c"), (4, "e"), (7, "h")]
     assert (first.last_row, first.has_more) == (7, True)
-    second = read_page(client.ledger, RowIndex(), job, first.last_row, 3)
-    assert ([row["row"] for row in second.rows], second.has_more) == ([9], False)
-    assert read_page(client.ledger, RowIndex(), job, 9, 3).rows == []
+    second = service.results("job_1", first.last_row, 3)
+    assert ([row["row"] for row in second.data], second.has_more) == ([9], False)
+    assert service.results("job_1", 9, 3).data == []
 
 
 def test_results_that_json_has_no_word_for(client: Client, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_results_that_json_has_no_word_for(client: Client, tmp_path: Path) -> No
         }
     )
     commit_part(client.ledger, tmp_path / "out", rows)
-    page = read_page(client.ledger, RowIndex(), client.ledger.job("job_1"), None, 10)
-    assert page.rows == [
+    page = JobService(client, ServedModels.of([str(MODEL)])).results("job_1", None, 10)
+    assert page.data == [
         {
             "row": 0,
             "ratio": None,

@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.jobs.cli.app import command_line
-from headrace.jobs.cli.job_options import target
 from headrace.jobs.cli.options import engine_config, engine_options, worker_options
+from headrace.jobs.cli.target_options import target
 from headrace.jobs.errors import SpecError
 
 from ...engine.thinking import thinking_copy

@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from headrace.engine.request import Request, RequestEvent, RequestOutputKind, SamplingParams
+from headrace.engine.request import Request, RequestEvent, RequestOutputKind
+from headrace.engine.sampling_params import SamplingParams
 from headrace.jobs.hosting import engine_host
 from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.hosting.outcomes import Answer, EngineFailure, Outcome, Refusal

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 
 from ...engine.fakes import CONTEXT, VOCAB_SIZE
 from ..answers import WAIT_SECONDS

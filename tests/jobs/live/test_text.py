@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.detokenizer import StopStrings

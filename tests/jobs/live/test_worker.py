@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from headrace.engine.errors import ConfigError
-from headrace.engine.request import SamplingParams
+from headrace.engine.sampling_params import SamplingParams
 from headrace.jobs.broker.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError

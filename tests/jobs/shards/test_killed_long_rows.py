@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.jobs.client.client import Client, Job
 from headrace.jobs.shards.begun import bytes_of_token
 from headrace.jobs.shards.checkpoints import MIN_TOKENS

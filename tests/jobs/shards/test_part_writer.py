@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.api.exports import export, json_lines
 from headrace.jobs.client.verbs import cancel_job, delete_job
 from headrace.jobs.errors import Stopped
+from headrace.jobs.results.exports import export, json_lines
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards import part_writer
 from headrace.jobs.shards.attempt import ShardAttempt

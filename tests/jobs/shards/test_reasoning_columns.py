@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.engine.logprobs import Logprob
-from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.jobs.errors import SpecError

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
-from ..results.json_lines import json_rows
 from ..shards.part_schema import part_schema
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
+from .json_lines import json_rows
+from .stored_results import committed_parts
 
 # A row group of the Parquet file, a batch of the Arrow stream.
 _GROUP_ROWS = 16384
@@ -55,11 +55,7 @@ def export(ledger: Ledger, job: JobRecord, write: "Writer") -> Iterator[bytes]:
 
     The rows are about in the order in which they were committed: `row` says where each was in the input.
     """
-
-    def names() -> list[str]:
-        return [part.file_name for part in ledger.parts(job.id)]
-
-    return write(_Tables(PartGroups(open_folder(job.output_dir), names(), names, may_miss=False), job))
+    return write(_Tables(committed_parts(ledger, job, may_miss=False), job))
 
 
 class _Tables:
