@@ -16,8 +16,9 @@ from ..results.row_events import WatchedOutputs
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
 from . import docs, health, metrics, requests, result_routes, routes, row_routes, status
-from .admission import Admission
-from .authentication import Authentication, KeyRing
+from .admission.admission import Admission
+from .admission.authentication import Authentication, KeyRing
+from .admission.rate_limits import RateLimits
 from .body_limit import FILE_ADVICE, LIVE_ADVICE, MAX_LIVE_BYTES, BodyLimit
 from .description import describe
 from .errors import answer_errors
@@ -26,7 +27,6 @@ from .models import ServedModels
 from .openai import batches, chat, completions, files, responses
 from .openai import models as openai_models
 from .openai.route import asking_turns
-from .rate_limits import RateLimits
 from .request_ids import RequestIds
 from .service import JobService
 

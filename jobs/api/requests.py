@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from ..live.requests import LiveState
 from ..streams.events import StreamEvent
-from .caller import tenant_of
+from .admission.caller import tenant_of
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
 from .state import answers_of

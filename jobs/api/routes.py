@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
 from ...storage.records import JobState
-from .admission import JobQuota
-from .caller import tenant_of
+from .admission.admission import JobQuota
+from .admission.caller import tenant_of
 from .errors import ApiError, ErrorBody
 from .job_requests import JobOptions, JobRequest, Priority
 from .json_body import expect_json, media_type

@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext as Context
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message
 
-from ..api.authentication import RESPONSE_HEADERS, KeyRing, Refused
+from ..api.admission.authentication import RESPONSE_HEADERS, KeyRing, Refused
 from ..api.errors import ApiError
 from ..api.event_stream import never, while_wanted
 from ..api.live_answers import LiveAnswers

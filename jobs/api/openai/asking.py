@@ -12,8 +12,8 @@ from ...calls.events import ToolCallParser
 from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
 from ...streams.events import StreamEvent
-from ..admission import Admission
-from ..caller import tenant_of
+from ..admission.admission import Admission
+from ..admission.caller import tenant_of
 from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
 from .chat_schemas import ChatCompletionRequest

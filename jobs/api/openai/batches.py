@@ -10,7 +10,7 @@ from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
 from ....storage.ledger import Ledger
 from ...outside.webhooks import expect_public_receiver
 from ...settings import Settings
-from ..admission import JobQuota
+from ..admission.admission import JobQuota
 from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json
 from ..models import ServedModels

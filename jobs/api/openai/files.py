@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect
 from ....storage.errors import LedgerError, StorageError, UnknownFile
 from ....storage.file_records import FileRecord, NewFile
 from ...batches.files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile, new_file_id
-from ..admission import count_request
-from ..caller import tenant_of
+from ..admission.admission import count_request
+from ..admission.caller import tenant_of
 from ..errors import CLIENT_CLOSED_REQUEST, ApiError, ErrorBody
 from ..schemas import Name
 from .file_schemas import DeletedFile, FileBody, FileList, UploadFields

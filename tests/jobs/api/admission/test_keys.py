@@ -16,7 +16,8 @@ from starlette.testclient import WebSocketDenialResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from headrace.jobs.api import authentication, health
+from headrace.jobs.api import health
+from headrace.jobs.api.admission import authentication
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import is_loopback

@@ -15,12 +15,12 @@ from fastapi.testclient import TestClient
 from redis import Redis
 
 from headrace.jobs.api import inputs
+from headrace.jobs.api.admission.rate_limits import RateLimits
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.errors import RateLimited
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.openai.asking import Asked
 from headrace.jobs.api.openai.respond import close
-from headrace.jobs.api.rate_limits import RateLimits
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.spec.sampling import SamplingSpec
@@ -35,7 +35,7 @@ WaitUntil = Callable[..., None]
 HOLD = """
 import sys, time
 from headrace.jobs.open_ledger import open_ledger
-from headrace.jobs.api.rate_limits import RateLimits
+from headrace.jobs.api.admission.rate_limits import RateLimits
 limits = RateLimits(sys.argv[1], entry_seconds=float(sys.argv[2]))
 print(limits.admit("acme", None, 100, num_tokens=80, request_id="r")[0].refused_by, flush=True)
 time.sleep(600)

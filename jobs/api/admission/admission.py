@@ -10,14 +10,14 @@ from typing import Annotated, Self
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from ...storage.ledger import Ledger
-from ...storage.quotas import Quota
-from ...storage.tenants import TenantRecord
-from ...storage.ttl_cache import TtlCache
-from ..settings import Settings
+from ....storage.ledger import Ledger
+from ....storage.quotas import Quota
+from ....storage.tenants import TenantRecord
+from ....storage.ttl_cache import TtlCache
+from ...settings import Settings
+from ..errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open
 from .authentication import RESPONSE_HEADERS
 from .caller import tenant_of
-from .errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open
 from .rate_limits import Hold, RateLimits, Usage
 
 # How soon a changed limit holds, and how old the count of a tenant's bulk tokens may be for a live request.

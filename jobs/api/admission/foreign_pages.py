@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
-from .errors import error_response
+from ..errors import error_response
 
 _SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 # What browsers say of a request of a page's own, and of one of their user's.

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from redis.exceptions import RedisError
 
-from ..broker.redis_access import text_client
+from ...broker.redis_access import text_client
 
 ENTRY_SECONDS = 15.0
 _NO_LIMIT = -1
