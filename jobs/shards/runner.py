@@ -177,6 +177,12 @@ class ShardRunner:
             ledger.pause_job(claim.job_id)
             logger.error("job %s is paused, shard %s fails again and again: %s", claim.job_id, claim.shard_id, fault)
 
+    @property
+    def attempts(self) -> list[ShardAttempt]:
+        """Those in flight."""
+        with self._lock:
+            return list(self._attempts.values())
+
     def renew_leases(self) -> None:
         """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
         with self._lock:
