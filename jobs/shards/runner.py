@@ -136,10 +136,11 @@ class ShardRunner:
         attempt = ShardAttempt(self.tools, claim, job)
         lora = attempt.spec.lora
         self.adapters.expect(lora)
-        self._note_weights(job, lora)
+        # From here on its lease is renewed: weights may still be read for longer than it lasts.
         with self._lock:
             self._attempts[claim.attempt_id] = attempt
         try:
+            self._note_weights(job, lora)
             if self._draining.is_set():
                 attempt.stop()
             return attempt.run()
