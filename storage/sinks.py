@@ -37,6 +37,7 @@ from sqlalchemy import (
     Text,
     create_engine,
     delete,
+    event,
     inspect,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -58,6 +59,8 @@ from .parts import ADDED_NAMES
 
 DEFAULT_TABLE = "headrace_results"
 _KEY = ("job_id", "row")
+# Somebody who works on the table itself may lock it for hours: it is tried again, and said why.
+_LOCK_SECONDS = 10.0
 _OWN_COLUMNS = ("job_id", "attempt_id")
 _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
     "sqlite": sqlite.insert,
@@ -188,7 +191,7 @@ class SqlSink:
             for row in plain_rows(in_microseconds(part))
         ]
         if connection is not None:
-            with _translated_errors(self._spec):
+            with _translated_errors(self._spec), _lock_timeout(connection):
                 self._upsert(connection, rows)
             return
         with _connected(self._spec) as own, own.begin():
@@ -275,10 +278,37 @@ def _normal(url: URL) -> URL:
     return url.set(drivername="postgresql", port=url.port or 5432)
 
 
+@contextmanager
+def _lock_timeout(connection: Connection) -> Iterator[None]:
+    """Of what is done within, in the midst of a transaction. SQLite has a timeout of its own."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_lock_milliseconds()}")
+    yield
+    connection.exec_driver_sql("SET LOCAL lock_timeout = DEFAULT")
+
+
+def _set_lock_timeout(connection: Any, record: object) -> None:
+    # Whatever driver the URL names.
+    cursor = connection.cursor()
+    cursor.execute(f"SET lock_timeout = {_lock_milliseconds()}")
+    cursor.close()
+    connection.commit()
+
+
+def _lock_milliseconds() -> int:
+    return round(_LOCK_SECONDS * 1000)
+
+
 def _engine(url: str) -> Engine:
-    options = {} if url.startswith("postgresql") else {"timeout": 30}
+    is_postgres = url.startswith("postgresql")
+    options = {} if is_postgres else {"timeout": 30}
     try:
-        return create_engine(noticing_lost_peers(make_url(url)), poolclass=NullPool, connect_args=options)
+        engine = create_engine(noticing_lost_peers(make_url(url)), poolclass=NullPool, connect_args=options)
+        if is_postgres:
+            event.listen(engine, "connect", _set_lock_timeout)
+        return engine
     except ModuleNotFoundError as error:
         raise SinkError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:

@@ -104,7 +104,7 @@ WatchdogTimeout = Annotated[
         "--watchdog-timeout",
         metavar="SECONDS",
         help="End a worker whose engine hangs in a step for so long, for another to be started; 0: never. "
-        "Loading, the first steps, and a CPU that computes have 12 times as long.",
+        "Loading, the first steps, a CPU that computes, and disks and stores have 12 times as long.",
     ),
 ]
 

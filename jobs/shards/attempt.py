@@ -42,6 +42,23 @@ from .row_streams import RowStreams
 
 logger = logging.getLogger(__name__)
 
+# How long an attempt waits for the engine before it looks whether it is to stop.
+_LOOK_SECONDS = 1.0
+
+
+class Stop(threading.Event):
+    """Tells an attempt to stop. `num_looks`: how often it has looked: whatever in it waits does so now and then."""
+
+    num_looks = 0
+
+    def is_set(self) -> bool:
+        self.num_looks += 1
+        return super().is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.num_looks += 1
+        return super().wait(timeout)
+
 
 @dataclass(frozen=True)
 class AttemptTools:
@@ -80,7 +97,7 @@ class ShardAttempt:
     job: JobRecord
     spec: JobSpec = field(init=False)
     _outcomes: "queue.SimpleQueue[list[Outcome]]" = field(default_factory=queue.SimpleQueue)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _stop: Stop = field(default_factory=Stop)
     # Under what to keep answers, by where their rows stand in the batch.
     _cache_keys: dict[int, str] = field(default_factory=dict)
 
@@ -95,6 +112,11 @@ class ShardAttempt:
         self._parts = PartWriter(
             self.tools.ledger, self.claim, self._folder, self._retrial, self._patience, SinkSpec.of(self.job.sink)
         )
+
+    @property
+    def num_looks(self) -> int:
+        """Grows as long as its thread gets on."""
+        return self._stop.num_looks
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -244,9 +266,11 @@ class ShardAttempt:
             # Told to stop, take what the engine has answered by now.
             patience = 0.0 if self._stop.is_set() else max(0.0, deadline - time.monotonic())
             try:
-                outcomes = self._outcomes.get(timeout=patience)
+                outcomes = self._outcomes.get(timeout=min(patience, _LOOK_SECONDS))
             except queue.Empty:
-                return
+                if patience <= _LOOK_SECONDS:
+                    return
+                continue
             self._record(batch, outcomes)
 
     def _record(self, batch: RowBatch, outcomes: list[Outcome]) -> None:

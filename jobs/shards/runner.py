@@ -136,10 +136,11 @@ class ShardRunner:
         attempt = ShardAttempt(self.tools, claim, job)
         lora = attempt.spec.lora
         self.adapters.expect(lora)
-        self._note_weights(job, lora)
+        # From here on its lease is renewed: weights may still be read for longer than it lasts.
         with self._lock:
             self._attempts[claim.attempt_id] = attempt
         try:
+            self._note_weights(job, lora)
             if self._draining.is_set():
                 attempt.stop()
             return attempt.run()
@@ -176,6 +177,12 @@ class ShardRunner:
         if (fault := repeated_fault(attempts, parts, HOPELESS_FAULTS)) is not None:
             ledger.pause_job(claim.job_id)
             logger.error("job %s is paused, shard %s fails again and again: %s", claim.job_id, claim.shard_id, fault)
+
+    @property
+    def attempts(self) -> list[ShardAttempt]:
+        """Those in flight."""
+        with self._lock:
+            return list(self._attempts.values())
 
     def renew_leases(self) -> None:
         """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from .worker_process import HUNG
 
 if TYPE_CHECKING:
     from ..hosting.engine_host import EngineHost
+    from ..shards.attempt import ShardAttempt
+    from ..shards.runner import ShardRunner
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ _LENIENCY = 12
 _COMPUTING = 0.01
 # How long telling of it may take: what takes the log may hang as well.
 _TELLING_SECONDS = 10.0
+ENGINE = "engine"
 _GUARD = Path(__file__).with_name("guard.py")
 _NAME, _TELLER = "watchdog", "watchdog's words"
 
@@ -87,6 +90,28 @@ class EngineAtWork:
         self._host.show_others()
 
 
+class AttemptAtWork:
+    """The thread of an attempt at a shard. What it waits for beside the engine, such as a disk, has its time."""
+
+    def __init__(self, attempt: "ShardAttempt") -> None:
+        self._attempt = attempt
+
+    def look(self) -> Look:
+        return Look(self._attempt.num_looks, may_take_long=True)
+
+    def words(self) -> str:
+        claim = self._attempt.claim
+        return f"attempt {claim.attempt_number} at shard {claim.shard_id}"
+
+    def show_others(self) -> None: ...
+
+
+def works_of(host: "EngineHost", shards: "ShardRunner") -> dict[Hashable, Work]:
+    """What a worker is at, once it serves."""
+    attempts: dict[Hashable, Work] = {attempt.claim.attempt_id: AttemptAtWork(attempt) for attempt in shards.attempts}
+    return {ENGINE: EngineAtWork(host), **attempts}
+
+
 class Suspicion:
     """For how long some work has stood still.
 
@@ -117,29 +142,31 @@ class Suspicion:
 
 
 class Watchdog:
-    """A thread that ends this process with status `HUNG` once its work has stood still for so long; 0: never.
+    """A thread that ends this process with status `HUNG` once any of its works has stood still for so long; 0: never.
 
-    A context manager; at first the work is `Loading`. Loading, and what else comes once, may take 12 times as long, and
-    so may what a CPU computes. On Linux a process beside this one ends it where the interpreter itself stands still.
+    A context manager; at first there is but `Loading`. Loading, what else comes once, and what is not the engine's may
+    take 12 times as long, and so may what a CPU computes. On Linux a process beside this one ends it where the
+    interpreter itself stands still.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._beat_seconds = min(_BEAT_SECONDS, timeout_seconds / _BEATS_AT_LEAST)
-        self._work: Work = Loading()
-        self._suspicion = Suspicion(self._beat_seconds)
+        self._works: Callable[[], Mapping[Hashable, Work]] = lambda: {ENGINE: Loading()}
+        self._suspicions: dict[Hashable, Suspicion] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long the work has not got on."""
-        return self._suspicion.still_seconds
+        """For how long the engine has not got on."""
+        suspicion = self._suspicions.get(ENGINE)
+        return suspicion.still_seconds if suspicion is not None else 0.0
 
-    def watch(self, work: Work) -> None:
-        """Instead of what was watched before."""
-        self._work = work
+    def watch(self, works: Callable[[], Mapping[Hashable, Work]]) -> None:
+        """Instead of what was watched before: each by what it is known by, the `ENGINE` among them."""
+        self._works = works
 
     def __enter__(self) -> Self:
         if self._timeout_seconds:
@@ -158,11 +185,16 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._stop.wait(self._beat_seconds):
-            look = self._work.look()
-            self._tell_guard(_LENIENCY if look.may_take_long else 1)
-            self._suspicion.note(look)
-            if self._suspicion.suspected_seconds >= self._timeout_seconds:
-                self._end_process()
+            works = self._works()
+            # Those that are over are forgotten.
+            self._suspicions = {name: self._suspicions.get(name, Suspicion(self._beat_seconds)) for name in works}
+            for name, work in works.items():
+                look, suspicion = work.look(), self._suspicions[name]
+                suspicion.note(look)
+                if name == ENGINE:
+                    self._tell_guard(_LENIENCY if look.may_take_long else 1)
+                if suspicion.suspected_seconds >= self._timeout_seconds:
+                    self._end_process(work, suspicion.still_seconds)
 
     def _tell_guard(self, leniency: int) -> None:
         if self._guard is not None and self._guard.stdin is not None:
@@ -170,19 +202,20 @@ class Watchdog:
             with suppress(BrokenPipeError, BlockingIOError):
                 self._guard.stdin.write(bytes([leniency]))
 
-    def _end_process(self) -> None:
-        teller = threading.Thread(target=self._tell, name=_TELLER, daemon=True)
+    def _end_process(self, work: Work, still_seconds: float) -> None:
+        teller = threading.Thread(target=_tell, args=(work, still_seconds), name=_TELLER, daemon=True)
         teller.start()
         teller.join(_TELLING_SECONDS)
         os._exit(HUNG)
 
-    def _tell(self) -> None:
-        words = f"{self._work.words()} has not got on for {self.stalled_seconds:.0f} s"
-        logger.critical("%s: what all threads are at follows", words)
-        _show_threads()
-        self._work.show_others()
-        hint = "its rows are tried again by the next one; a step that may take longer needs a longer --watchdog-timeout"
-        print(f"headrace worker: {words}: this worker ends, {hint}", file=sys.stderr, flush=True)
+
+def _tell(work: Work, still_seconds: float) -> None:
+    words = f"{work.words()} has not got on for {still_seconds:.0f} s"
+    logger.critical("%s: what all threads are at follows", words)
+    _show_threads()
+    work.show_others()
+    hint = "its rows are tried again by the next one; what may take longer needs a longer --watchdog-timeout"
+    print(f"headrace worker: {words}: this worker ends, {hint}", file=sys.stderr, flush=True)
 
 
 def _started_guard(timeout_seconds: float, beat_seconds: float) -> "subprocess.Popen[bytes]":

@@ -46,7 +46,7 @@ from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
 from .celery_worker import Bells, run_worker
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
-from .watchdog import DEFAULT_SECONDS, EngineAtWork, Watchdog
+from .watchdog import DEFAULT_SECONDS, ENGINE, EngineAtWork, Watchdog, works_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ def serve(
         row_streams, checkpoints = base.row_streams(), base.checkpoints()
         runner, live = base.shard_runner(row_streams, checkpoints), base.live_runner()
         base.app.task(name=RUN_SHARD)(runner.run)
+        base.watchdog.watch(partial(works_of, base.host, runner))
         for chore in base.chores(runner, live, row_streams, checkpoints):
             stack.enter_context(chore)
         name, context = options.model.name, base.host.max_model_len
@@ -178,7 +179,7 @@ class _Base:
         stack.callback(engine.close)
         engine.call_when_dead(_end_process)
         host = stack.enter_context(EngineHost(engine))
-        watchdog.watch(EngineAtWork(host))
+        watchdog.watch(lambda: {ENGINE: EngineAtWork(host)})
         publisher = stack.enter_context(StreamPublisher(redis.url, settings.stream_ttl_seconds))
         app = create_app(redis.url)
         return cls(

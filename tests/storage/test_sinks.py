@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 
+from headrace.storage import sinks
 from headrace.storage.errors import SinkError, SinkUnavailable
 from headrace.storage.parts import output_schema
 from headrace.storage.sinks import SinkSpec, SqlSink, check_reachable
@@ -364,3 +365,27 @@ def test_a_user_without_permission_is_told(postgres_server):
     finally:
         execute(admin, "drop table guarded")
         execute(admin, "drop role reader")
+
+
+@pytest.mark.parametrize("is_ledgers", [False, True], ids=["a database of its own", "in a transaction of the ledger's"])
+def test_a_table_that_somebody_has_locked_is_not_waited_for_in_silence(postgres_server, monkeypatch, is_ledgers):
+    """Nobody else hears of such a wait, and it would not end when the worker is told to stop."""
+    monkeypatch.setattr(sinks, "_LOCK_SECONDS", 0.2)
+    spec = SinkSpec.parse(postgres_server, "locked")
+    sink = SqlSink(spec, SCHEMA)
+    sink.prepare()
+    engine = create_engine(spec.url)
+    row = part({"row": 0, "output": "a"})
+    try:
+        with engine.begin() as other:
+            other.execute(text("lock table locked"))
+            with engine.connect() as ledgers, pytest.raises(SinkUnavailable, match="lock timeout"):
+                sink.upsert("job", 1, row, ledgers if is_ledgers else None)
+        with engine.begin() as ledgers:
+            sink.upsert("job", 1, row, ledgers if is_ledgers else None)
+            # What comes after it in the transaction waits as it did before.
+            assert ledgers.execute(text("show lock_timeout")).scalar() == "0"
+        assert execute(spec, "select output from locked") == [{"output": "a"}]
+    finally:
+        engine.dispose()
+        execute(spec, "drop table locked")

@@ -89,19 +89,24 @@ def together(compute: Callable[[Ranks], Tensor], rendezvous: Path, size: int, nu
         ProcessRanks(number, size, CPU, str(rendezvous), barrier.wait, num_stages) for number in range(num_processes)
     ]
 
-    def one(ranks: Ranks) -> Tensor:
+    # Those that wait for another one fail after it.
+    errors: list[BaseException] = []
+
+    def one(ranks: ProcessRanks) -> Tensor:
         try:
             return compute(ranks)
-        except BaseException:
+        except BaseException as error:
+            errors.append(error)
             barrier.abort()
+            # Its connections close, for who waits for it to hear of it.
+            ranks._handed_on.clear()
+            ranks._world = ranks._group = None
             raise
 
     with ThreadPoolExecutor(num_processes) as threads:
         running = [threads.submit(one, ranks) for ranks in all_ranks]
-        errors = [error for each in running if (error := each.exception()) is not None]
-        # Those that wait for another one fail after it.
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-            raise error
+    if errors:
+        raise errors[0]
     return running[0].result()
 
 

@@ -1,13 +1,16 @@
 """A shard's way through an attempt: real ledger, real folder, and attempts that end early or late."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
+from headrace.engine.checkpoints.hub import LocatedModel
 from headrace.jobs.client.verbs import cancel_job
 from headrace.jobs.errors import Stopped
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.attempt import ShardAttempt
+from headrace.jobs.weights import ModelWeights
 from headrace.storage.errors import LeaseLost
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow
@@ -15,6 +18,7 @@ from headrace.storage.spool import PlannedRow
 from ..answers import GatedRunner, hosted
 from ..attempts import ROWS, ask, in_store, replace_job, stop_after
 from ..conftest import wait_until
+from ..models import write_model_folder
 from ..shop import JOB, LONG, OVER, SHARD, Shop
 
 
@@ -188,6 +192,23 @@ def test_draining_commits_what_is_finished_and_hands_back_the_rest(shop, start):
     shop.runner.open()
     shop.shard_runner().run(SHARD)
     shop.assert_complete()
+
+
+def test_a_shard_is_kept_while_the_weights_are_still_read(shop, start, tmp_path):
+    """It was put back meanwhile, and taken again: with weights that took longer than a lease, time after time."""
+    weights = write_model_folder(tmp_path / "weights")
+    os.mkfifo(weights / "model.safetensors")
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    worker = replace(shop.shard_runner(), weights=ModelWeights(LocatedModel(str(weights), weights)))
+    running = start(worker.run, SHARD)
+    try:
+        # Among those whose leases are renewed.
+        wait_until(lambda: len(worker.attempts) == 1, "the shard is taken")
+    finally:
+        (weights / "model.safetensors").write_bytes(b"the rest of them")
+    running.result()
+    shop.assert_complete()
+    assert len(shop.ledger.attempts(SHARD)) == 1
 
 
 def test_a_cancelled_jobs_attempt_ends_at_the_next_renewal(shop, start):

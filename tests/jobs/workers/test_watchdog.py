@@ -17,22 +17,22 @@ from headrace.jobs.workers.watchdog import Look, Suspicion
 from ..running import MODEL, environment, processes_of, results, started
 
 SECONDS = 120.0
-# Read by every Python that starts in this environment: the first worker's twentieth step waits for a file.
+# Read by every Python that starts in this environment: a worker that comes first to a place waits for a file there.
 PATCH = """
 import os
 import sys
 import time
 
 if "worker" in sys.orig_argv:
-    from headrace.engine.execution.model_runner import ModelRunner
+    from {module} import {cls}
 
-    execute = ModelRunner.execute
-    steps = 0
+    method = {cls}.{method}
+    calls = 0
 
-    def hang_once(self, batch):
-        global steps
-        steps += 1
-        if steps == 20:
+    def hang_once(self, *arguments):
+        global calls
+        calls += 1
+        if calls == {call}:
             try:
                 os.close(os.open("{hangs}", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -40,10 +40,12 @@ if "worker" in sys.orig_argv:
             else:
                 while not os.path.exists("{goes_on}"):
                     {wait}
-        return execute(self, batch)
+        return method(self, *arguments)
 
-    ModelRunner.execute = hang_once
+    {cls}.{method} = hang_once
 """
+STEP = {"module": "headrace.engine.execution.model_runner", "cls": "ModelRunner", "method": "execute", "call": "20"}
+COMMIT = {"module": "headrace.jobs.shards.part_writer", "cls": "PartWriter", "method": "commit", "call": "1"}
 
 
 class Hanging:
@@ -56,10 +58,12 @@ class Hanging:
         options = ["--prompt", "{text}", "--max-tokens", "24", "--ignore-eos", "--output", str(self.output)]
         self.arguments = ["run", str(rows), "--model", str(MODEL), *options]
 
-    def environment(self, wait: str = "time.sleep(0.01)") -> dict[str, str]:
+    def environment(self, place: dict[str, str] = STEP, wait: str = "time.sleep(0.01)") -> dict[str, str]:
         patch = self._folder / "patch"
         patch.mkdir()
-        (patch / "sitecustomize.py").write_text(PATCH.format(hangs=self.hangs, goes_on=self.goes_on, wait=wait))
+        (patch / "sitecustomize.py").write_text(
+            PATCH.format(hangs=self.hangs, goes_on=self.goes_on, wait=wait, **place)
+        )
         return environment(self.data_dir, PYTHONPATH=f"{patch}{os.pathsep}{os.environ['PYTHONPATH']}")
 
     @property
@@ -92,11 +96,21 @@ def test_a_job_whose_worker_hangs_in_a_step_is_completed_by_another(hanging: Han
     assert "Thread lease renewal" in hanging.log
 
 
+def test_a_job_whose_shard_hangs_beside_the_engine_is_completed_by_another(hanging: Hanging, tmp_path: Path) -> None:
+    """In another thread, such as in what it is written to; renewing its lease went on."""
+    arguments = [*hanging.arguments, "--watchdog-timeout", "1"]
+    with started(arguments, hanging.environment(COMMIT), tmp_path / "run") as run:
+        assert run.wait(SECONDS) == 0, hanging.log
+    hanging.assert_complete()
+    assert re.search(r"attempt 1 at shard job_\w+/00000 has not got on for 12 s: this worker ends", hanging.log)
+    assert "in hang_once" in hanging.log
+
+
 def test_one_that_holds_the_interpreter_is_ended_too(hanging: Hanging, tmp_path: Path) -> None:
     """No thread of it runs any more: it cannot end itself."""
     arguments = [*hanging.arguments, "--watchdog-timeout", "2"]
     hold = "__import__('ctypes').PyDLL(None).pause()"
-    with started(arguments, hanging.environment(hold), tmp_path / "run") as run:
+    with started(arguments, hanging.environment(wait=hold), tmp_path / "run") as run:
         assert run.wait(SECONDS) == 0, hanging.log
     hanging.assert_complete()
     # Whether its first steps were behind it by the last time that it ran some.
