@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
-from ...kernels.paged_attention import HEAD_DIMS, AttentionShape
+from ...kernels.paged_attention import AttentionShape
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import ByteScheme, QuantizationConfig
 from ..errors import ConfigError
@@ -41,15 +41,12 @@ def require_attention(model: ModelConfig, dtype: torch.dtype, device: torch.devi
     """Raises `ConfigError` where attention's kernel does not take the model's heads, or has not enough memory there."""
     if device.type != "cuda" or not runs_triton(torch.empty(0, device=device)):
         return
-    if model.latent_attention is not None:
-        raise ConfigError(f"{model.path} attends to latents, which the GPU's kernels do not yet: set device=cpu")
-    if model.head_dim not in HEAD_DIMS:
-        raise ConfigError(
-            f"{model.path} has heads of {model.head_dim}, and the GPU's kernels take {HEAD_DIMS.start} to "
-            f"{HEAD_DIMS.stop - 1}: set device=cpu"
-        )
     try:
-        AttentionShape(model.num_attention_heads, model.num_key_value_heads, model.head_dim, dtype).kernels(device)
+        AttentionShape.of(
+            model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.value_dim, dtype, device
+        ).kernels(device)
+    except ValueError as error:
+        raise ConfigError(f"{model.path} has {error}: set device=cpu") from error
     except UnsupportedGpuError as error:
         raise ConfigError(f"{model.path} cannot be computed here: {error}") from error
 

@@ -18,10 +18,15 @@ def write_kv_reference(
     kv_scales: KVScales = UNSCALED,
 ) -> None:
     """See `write_kv`."""
+    store_rows(key, key_cache, slots, kv_scales.key)
+    store_rows(value, value_cache, slots, kv_scales.value)
+
+
+def store_rows(new: Tensor, cache: Tensor, slots: Tensor, scale: float = 1.0) -> None:
+    """Of one cache. new: [num_tokens, num_kv_heads, head_dim]."""
     is_kept = slots != PADDING_SLOT
-    for new, cache, scale in ((key, key_cache, kv_scales.key), (value, value_cache, kv_scales.value)):
-        places, stored = cache.view(-1, *new.shape[1:]), as_stored(new, cache.dtype, scale)
-        if is_fp8(cache):
-            # As bytes: torch indexes no float8.
-            places, stored = places.view(torch.uint8), stored.view(torch.uint8)
-        places[slots[is_kept]] = stored[is_kept]
+    places, stored = cache.view(-1, *new.shape[1:]), as_stored(new, cache.dtype, scale)
+    if is_fp8(cache):
+        # As bytes: torch indexes no float8.
+        places, stored = places.view(torch.uint8), stored.view(torch.uint8)
+    places[slots[is_kept]] = stored[is_kept]

@@ -99,8 +99,13 @@ def rotate_and_write_latents(
     turned: [num_tokens, num_heads, rotary_dim]; rotated it becomes the last part of `queries`, [num_tokens, num_heads,
     size + rotary_dim], of which nothing else is touched. latents: [num_tokens, size + rotary_dim], each with its key.
     norm: [size]. cos, sin: [num_tokens, rotary_dim / 2], of latents' dtype. cache: [num_blocks, block_size, 1, size +
-    rotary_dim]. slots: as `write_kv` has them. Changes `queries` and `cache`.
+    rotary_dim], of latents' dtype or in FP8. slots: as `write_kv` has them. Changes `queries` and `cache`.
     """
+    if runs_triton(turned):
+        from .triton import rotate_and_write_latents_triton
+
+        rotate_and_write_latents_triton(turned, latents, norm, eps, cos, sin, queries, cache, slots)
+        return
     rotate_and_write_latents_reference(turned, latents, norm, eps, cos, sin, queries, cache, slots)
 
 

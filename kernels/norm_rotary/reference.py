@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..kv_cache import PADDING_SLOT, write_kv
+from ..kv_cache import write_kv
 from ..kv_cache.fp8 import UNSCALED, KVScales
+from ..kv_cache.reference import store_rows
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -58,8 +59,7 @@ def rotate_and_write_latents_reference(
     queries[..., size:] = apply_rotary(turned, cos, sin)
     keys = apply_rotary(latents[:, size:].unsqueeze(1), cos, sin).squeeze(1)
     rows = torch.cat((rms_norm_reference(latents[:, :size], norm, eps), keys), dim=1)
-    is_kept = slots != PADDING_SLOT
-    cache.view(-1, rows.shape[1])[slots[is_kept]] = rows[is_kept]
+    store_rows(rows.unsqueeze(1), cache, slots)
 
 
 def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:

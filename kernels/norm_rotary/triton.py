@@ -7,9 +7,11 @@ from torch import Tensor
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_norms import launch_norm
-from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel
+from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel, rotate_latents_kernel
 
 _HEADS_PER_PROGRAM = 8
+# Of which no more than what is rotated is read.
+_TURNED_HEADS_PER_PROGRAM = 32
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,6 +85,73 @@ def rotate_and_write_triton(
         num_warps=max(_HEADS_PER_PROGRAM * padded_half // 256, 1),
     )
     return output
+
+
+def rotate_and_write_latents_triton(
+    turned: Tensor,
+    latents: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    queries: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """See `rotate_and_write_latents`."""
+    _check_latents(turned, latents, norm, cos, sin, queries, cache, slots)
+    (num_tokens, num_heads, _), size, half = turned.shape, len(norm), cos.shape[1]
+    if not num_tokens:
+        return
+    rotate_latents_kernel[(num_tokens, 1 + triton.cdiv(num_heads, _TURNED_HEADS_PER_PROGRAM))](
+        queries,
+        cache,
+        turned,
+        latents,
+        norm,
+        cos,
+        sin,
+        slots,
+        eps,
+        num_heads,
+        *queries.stride()[:2],
+        *turned.stride()[:2],
+        latents.stride(0),
+        *cache.stride()[:2],
+        SIZE=size,
+        PADDED_SIZE=triton.next_power_of_2(size),
+        HALF=half,
+        PADDED_HALF=triton.next_power_of_2(half),
+        HEADS=_TURNED_HEADS_PER_PROGRAM,
+        # Compiled in: the slot, of 64 bits, would be divided by a subroutine.
+        BLOCK_SIZE=cache.shape[1],
+        LARGEST_FP8=int(FP8_LARGEST.get(cache.dtype, 0)),
+        num_warps=4,
+    )
+
+
+def _check_latents(
+    turned: Tensor,
+    latents: Tensor,
+    norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    queries: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+) -> None:
+    check_launch("turned", turned, rotate_latents_kernel)
+    check_tensor("turned", turned, (None, None, None), FLOAT_DTYPES, turned.device, is_contiguous=False)
+    (num_tokens, num_heads, rotary_dim), same = turned.shape, ((turned.dtype,), turned.device)
+    check_tensor("norm", norm, (None,), (turned.dtype, torch.float32), turned.device)
+    row = len(norm) + rotary_dim
+    check_tensor("latents", latents, (num_tokens, row), *same, is_contiguous=False)
+    check_tensor("cos", cos, (num_tokens, rotary_dim // 2), *same)
+    check_tensor("sin", sin, cos.shape, *same)
+    check_tensor("queries", queries, (num_tokens, num_heads, row), *same, is_contiguous=False)
+    dtypes = (turned.dtype, *FP8_LARGEST)
+    check_tensor("cache", cache, (None, None, 1, row), dtypes, turned.device, is_contiguous=False)
+    check_tensor("slots", slots, (num_tokens,), (torch.int64,), turned.device)
 
 
 def _check(

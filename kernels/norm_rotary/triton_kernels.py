@@ -129,6 +129,73 @@ def rotate_and_write_kernel(
 
 
 @triton.jit
+def rotate_latents_kernel(
+    queries,
+    cache,
+    turned,
+    latents,
+    norm,
+    cos,
+    sin,
+    slots,
+    eps,
+    num_heads,
+    query_token_stride,
+    query_head_stride,
+    turned_token_stride,
+    turned_head_stride,
+    latents_stride,
+    cache_block_stride,
+    cache_slot_stride,
+    SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LARGEST_FP8: tl.constexpr,
+):
+    """One program is a token and `HEADS` of its query heads, or the first one its latent and the key behind that."""
+    token = tl.program_id(0).to(tl.int64)
+    half = tl.arange(0, PADDED_HALF)
+    is_half = half < HALF
+    cosine = tl.load(cos + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)
+    sine = tl.load(sin + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)
+    if tl.program_id(1) == 0:
+        # A padding token's slot is negative, and nothing of it is kept.
+        slot = tl.load(slots + token)
+        is_kept = slot >= 0
+        row = latents + token * latents_stride
+        place = cache + slot // BLOCK_SIZE * cache_block_stride + slot % BLOCK_SIZE * cache_slot_stride
+        column = tl.arange(0, PADDED_SIZE)
+        is_column = column < SIZE
+        wide = tl.load(row + column, mask=is_column, other=0.0).to(tl.float32)
+        factors = tl.load(norm + column, mask=is_column, other=0.0)
+        scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+        weighted = scaled.to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
+        stored = _as_stored(weighted.to(queries.dtype.element_ty), 1.0, cache, LARGEST_FP8)
+        tl.store(place + column, stored, mask=is_column & is_kept)
+        first = tl.load(row + SIZE + half, mask=is_half, other=0.0).to(tl.float32)
+        second = tl.load(row + SIZE + HALF + half, mask=is_half, other=0.0).to(tl.float32)
+        turned_first = (first * cosine - second * sine).to(queries.dtype.element_ty)
+        turned_second = (second * cosine + first * sine).to(queries.dtype.element_ty)
+        key = place + SIZE + half
+        tl.store(key, _as_stored(turned_first, 1.0, cache, LARGEST_FP8), mask=is_half & is_kept)
+        tl.store(key + HALF, _as_stored(turned_second, 1.0, cache, LARGEST_FP8), mask=is_half & is_kept)
+    else:
+        head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
+        is_entry = (head < num_heads)[:, None] & is_half[None, :]
+        heads = turned + token * turned_token_stride + head[:, None] * turned_head_stride + half[None, :]
+        first_half = tl.load(heads, mask=is_entry, other=0.0).to(tl.float32)
+        second_half = tl.load(heads + HALF, mask=is_entry, other=0.0).to(tl.float32)
+        places = queries + token * query_token_stride + head[:, None] * query_head_stride + SIZE + half[None, :]
+        new_first = first_half * cosine[None, :] - second_half * sine[None, :]
+        new_second = second_half * cosine[None, :] + first_half * sine[None, :]
+        tl.store(places, new_first.to(queries.dtype.element_ty), mask=is_entry)
+        tl.store(places + HALF, new_second.to(queries.dtype.element_ty), mask=is_entry)
+
+
+@triton.jit
 def _as_stored(x, scale, cache, LARGEST_FP8: tl.constexpr):
     """What the cache holds of x: in FP8 the quotient by the scale, what it cannot reach as the largest it has."""
     if LARGEST_FP8:

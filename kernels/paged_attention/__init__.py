@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales, is_fp8
-from .attention_shape import HEAD_DIMS, AttentionShape, PlanKey
+from .attention_shape import AttentionShape, PlanKey
 from .cpu import paged_attention_padded
 from .decode_step import DecodeSeries, DecodeStep
 from .device_plan import LAUNCHES, PlanTooLargeError
@@ -87,7 +87,6 @@ def _check_sinks(sinks: Tensor, query: Tensor) -> None:
 
 
 __all__ = [
-    "HEAD_DIMS",
     "LAUNCHES",
     "AttentionMetadata",
     "AttentionShape",

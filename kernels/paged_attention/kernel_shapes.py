@@ -31,9 +31,14 @@ class KernelShape:
     max_registers: int
     overlaps: bool
 
-    def shared_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
-        """What a program takes at most before Hopper: queries, weights, and the tiles that are under way of both."""
+    def shared_bytes(self, head_dim: int, dtype: torch.dtype, key_rest: int = 0) -> int:
+        """What a program takes at most before Hopper: queries, weights, and the tiles that are under way of both.
+
+        `key_rest`: what keys have behind those of their numbers that are the values; there is one tile for both then.
+        """
         padded_dim, num_tiles = _power_of_two(head_dim), 2 * ((self.num_stages - 1) // 2)
+        if key_rest:
+            padded_dim, num_tiles = padded_dim + max(16, _power_of_two(key_rest)), num_tiles // 2
         numbers = (self.rows + num_tiles * self.tile) * padded_dim + self.rows * self.tile
         return numbers * dtype.itemsize + _OTHER_SHARED_BYTES
 
@@ -59,6 +64,30 @@ def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int, r
         return _hopper(group, head_dim, dtype, reads_fp8)
     narrow, wide = _narrow_with_less(group, head_dim, dtype), _wide_with_less(group, head_dim, dtype)
     return KernelShapes(*(_first_that_fits(shapes, head_dim, dtype, shared) for shapes in (narrow, wide)))
+
+
+def most_latent_rows(dtype: torch.dtype, shared: int) -> int:
+    """How many queries a program may have where a value is a latent: their sums take half of all registers."""
+    if dtype == torch.float32:
+        return 16
+    return 64 if shared >= _HOPPER_SHARED_BYTES else 32
+
+
+@cache
+def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch.dtype, shared: int) -> KernelShapes:
+    """As `choose_kernels`, where values are latents of `head_dim` numbers, and keys have `key_rest` more.
+
+    group: no more than `most_latent_rows`. With any of these tiles what the loop goes on with stays in registers, as is
+    read in the machine's code for latents of 512 numbers.
+    """
+
+    def of_rows(rows: int) -> KernelShape:
+        # Keys at a time, and stages. Of 64 rows the sums go through shared memory on a B200, which takes what is left.
+        sizes = ((16, 5), (16, 3)) if dtype == torch.float32 else ((32, 5 if rows < 64 else 3), (16, 5), (16, 3))
+        shapes = [KernelShape(rows, tile, 8, stages, 1, 255, overlaps=False) for tile, stages in sizes]
+        return _first_that_fits(shapes, head_dim, dtype, shared, key_rest)
+
+    return KernelShapes(of_rows(max(16, _power_of_two(group))), of_rows(most_latent_rows(dtype, shared)))
 
 
 def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:
@@ -93,11 +122,13 @@ def _wide_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[Kerne
     return [KernelShape(max(rows, group), tile, num_warps, 5, 1, 255, overlaps=False) for rows, tile in sizes]
 
 
-def _first_that_fits(shapes: Iterable[KernelShape], head_dim: int, dtype: torch.dtype, shared: int) -> KernelShape:
+def _first_that_fits(
+    shapes: Iterable[KernelShape], head_dim: int, dtype: torch.dtype, shared: int, key_rest: int = 0
+) -> KernelShape:
     """The first of which a processor has room for all the programs."""
     needed = 0
     for shape in shapes:
-        needed = shape.shared_bytes(head_dim, dtype)
+        needed = shape.shared_bytes(head_dim, dtype, key_rest)
         # A processor has what one program may have, and what is reserved for that one.
         if shape.programs_per_processor * (needed + RESERVED_SHARED_BYTES) <= shared + RESERVED_SHARED_BYTES:
             return shape

@@ -12,13 +12,16 @@ from torch import Tensor
 from ..device import num_processors, stream_aside
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .attention_shape import HEAD_DIMS, AttentionShape
+from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
 from .kernel_shapes import KernelShape, KernelShapes
 from .metadata import AttentionMetadata
 from .planning import plan_attention
+from .shared_rows import are_parts
 from .triton_kernels import attend_kernel, merge_kernel
 
+# What a product has to have at least to sum up.
+_LEAST_PRODUCT = 16
 _MERGED_HEADS, _MERGES_PER_PROCESSOR = 8, 8
 
 
@@ -36,9 +39,9 @@ def paged_attention_triton(
     """See `paged_attention`. A prefix that sequences share is computed once for all of them, where that pays."""
     _check(query, key_cache, value_cache, metadata)
     _check_sinks(sinks, query)
-    shape = _shape_of(query, key_cache)
+    shape = _shape_of(query, key_cache, value_cache)
     plan = _plan_of(metadata, shape, sliding_window, query.device)
-    output = torch.empty_like(query)
+    output = query.new_empty(*query.shape[:2], value_cache.shape[3])
     given = query, key_cache, value_cache, plan, shape, scale, output
     _attend(*given, None, sliding_window, soft_cap, kv_scales, sinks)
     return output
@@ -58,19 +61,20 @@ def attend_planned(
     tuned: KernelShapes | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps,
-    those of the sinks included).
+    """Fill `output` (like query, with heads of the values' size) and, where given, `lse` ([num_tokens, num_heads]
+    float32, the natural log-sum-exps, those of the sinks included).
 
     The plan's window has to be this one, and so have the shapes that it was made for, where they are `tuned`. Which
     launches there are is for the plan's `launches` to say, and their grids never depend on what it holds, so that they
     can be captured in a CUDA graph.
     """
     _check_tensors(query, key_cache, value_cache)
-    check_tensor("output", output, query.shape, (query.dtype,), query.device, is_contiguous=False)
+    outputs = (*query.shape[:2], value_cache.shape[3])
+    check_tensor("output", output, outputs, (query.dtype,), query.device, is_contiguous=False)
     _check_sinks(sinks, query)
     if lse is not None:
         check_tensor("lse", lse, query.shape[:2], (torch.float32,), query.device)
-    shape = replace(_shape_of(query, key_cache), tuned=tuned)
+    shape = replace(_shape_of(query, key_cache, value_cache), tuned=tuned)
     given = query, key_cache, value_cache, plan, shape, scale, output
     _attend(*given, lse, sliding_window, soft_cap, kv_scales, sinks)
 
@@ -166,13 +170,16 @@ class _Launch:
             query_head_stride=self.query.stride(1),
             cache_block_stride=self.key_cache.stride(0),
             cache_slot_stride=self.key_cache.stride(1),
-            cache_head_stride=self.key_cache.stride(2),
+            # Of a latent all heads see the one there is.
+            cache_head_stride=0 if shape.key_rest else self.key_cache.stride(2),
             GROUP=shape.group,
+            KEY_REST=shape.key_rest,
+            PADDED_REST=max(triton.next_power_of_2(shape.key_rest), _LEAST_PRODUCT),
             BLOCK_SIZE=self.key_cache.shape[1],
             ROWS=kernel.rows,
             TILE=kernel.tile,
             OVERLAPS=kernel.overlaps,
-            IS_PAIRED=not kernel.overlaps and shape.dtype != torch.float32 and has_pairs(self.value_cache),
+            IS_PAIRED=self._reads_pairs(kernel),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
             # Exact products in float32; TF32 would cost three digits.
@@ -181,6 +188,11 @@ class _Launch:
             num_stages=kernel.num_stages,
             maxnreg=kernel.max_registers,
         )
+
+    def _reads_pairs(self, kernel: KernelShape) -> bool:
+        """Whether values are read for themselves, and best so."""
+        is_apart = not kernel.overlaps and not self.shape.key_rest
+        return is_apart and self.shape.dtype != torch.float32 and has_pairs(self.value_cache)
 
     def merge(self) -> None:
         plan = self.plan
@@ -220,8 +232,9 @@ def has_pairs(cache: Tensor) -> bool:
     return is_fp8(cache) and not any(number % 2 for number in numbers)
 
 
-def _shape_of(query: Tensor, key_cache: Tensor) -> AttentionShape:
-    return AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype)
+def _shape_of(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> AttentionShape:
+    (_, num_heads, key_dim), (num_kv_heads, value_dim) = query.shape, value_cache.shape[2:]
+    return AttentionShape.of(num_heads, num_kv_heads, key_dim, value_dim, query.dtype, query.device)
 
 
 def _plan_of(
@@ -254,15 +267,22 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, num_to
     check_launch("query", query, attend_kernel)
     check_tensor("query", query, (num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
     head_dim = query.shape[2]
-    if head_dim not in HEAD_DIMS:
-        sizes = f"from {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-        raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; {sizes} are supported")
+    value_dim = head_dim if key_cache.shape == value_cache.shape else value_cache.shape[-1]
+    try:
+        AttentionShape.of(query.shape[1], 1, head_dim, value_dim, query.dtype, query.device)
+    except ValueError as error:
+        raise ValueError(f"query {tuple(query.shape)} has {error}") from error
     dtypes = (query.dtype, *FP8_LARGEST)
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check_tensor(name, cache, (None, None, None, head_dim), dtypes, query.device, is_contiguous=False)
+    for name, cache, size in (("key_cache", key_cache, head_dim), ("value_cache", value_cache, value_dim)):
+        check_tensor(name, cache, (None, None, None, size), dtypes, query.device, is_contiguous=False)
+    if value_dim != head_dim and (key_cache.shape[2] != 1 or not are_parts(key_cache, value_cache)):
+        raise ValueError(
+            f"value_cache {tuple(value_cache.shape)} must be as long as key_cache {tuple(key_cache.shape)}, or the "
+            "first part of its only head"
+        )
     if key_cache.dtype != value_cache.dtype:
         raise ValueError(f"key_cache is {key_cache.dtype} and value_cache {value_cache.dtype}; both must be one")
-    if key_cache.shape != value_cache.shape or key_cache.stride() != value_cache.stride():
+    if key_cache.shape[:3] != value_cache.shape[:3] or key_cache.stride() != value_cache.stride():
         raise ValueError(
             f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must have one shape and "
             f"layout, and have strides {key_cache.stride()} and {value_cache.stride()}"

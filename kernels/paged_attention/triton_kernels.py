@@ -41,6 +41,8 @@ def attend_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
+    PADDED_REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -56,6 +58,7 @@ def attend_kernel(
 
     `OVERLAPS`: the tensor cores add up a tile's values while the next one's weights are worked out; else the loop is
     short, for where reading keys is all the work. `IS_PAIRED`: values are of 8 bits, and read two at a time.
+    `KEY_REST`: keys have so many numbers behind those that are their values too; 0: values are others.
     """
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
@@ -101,6 +104,16 @@ def attend_kernel(
         nth = tl.arange(0, TILE)
         within = (nth % BLOCK_SIZE)[:, None] * cache_slot_stride + dim[None, :]
 
+        if KEY_REST:
+            rest = tl.arange(0, PADDED_REST)
+            is_rest = rest < KEY_REST
+            rests = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride + HEAD_DIM
+            rest_queries = tl.load(rests + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0)
+            # As they were above.
+            if queries.dtype != rest_queries.dtype:
+                rest_queries = tl.clamp(rest_queries.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+            within_rest = (nth % BLOCK_SIZE)[:, None] * cache_slot_stride + HEAD_DIM + rest[None, :]
+
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         weighted = tl.zeros([ROWS, PADDED_DIM], tl.float32)
@@ -143,11 +156,19 @@ def attend_kernel(
                     BLOCK_SIZE, True,
                 ).to(queries.dtype)  # fmt: skip
                 scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
+                if KEY_REST:
+                    tile_rest = _tile(
+                        keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within_rest, is_rest,
+                        BLOCK_SIZE, True,
+                    ).to(queries.dtype)  # fmt: skip
+                    scores = tl.dot(rest_queries, tl.trans(tile_rest), scores, input_precision=PRECISION)
                 highest, total, decay, weights = _weigh(
                     scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
                     True, HAS_WINDOW, HAS_SOFT_CAP,
                 )  # fmt: skip
-                if IS_PAIRED:
+                if KEY_REST:
+                    weighted = _add(weighted * decay[:, None], weights, tile_keys, PRECISION)
+                elif IS_PAIRED:
                     even_values, odd_values = _tile_of_pairs(
                         values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, BLOCK_SIZE, HEAD_DIM,
                         PADDED_DIM, queries.dtype,

@@ -90,6 +90,15 @@ def test_a_layers_cache_holds_quotients_by_the_checkpoints_scales(scales, expect
     assert torch.nn.functional.cosine_similarity(hidden, exact_hidden).mean() > 0.97
 
 
+def test_latents_in_fp8(tmp_path):
+    """As they are: no checkpoint has a scale for them."""
+    save_random_model(FAMILIES["glm4-moe-lite"], tmp_path)
+    (hidden, cache), (exact_hidden, exact) = compute(tmp_path, E4M3), compute(tmp_path, torch.float32)
+    assert cache.shape == exact.shape
+    torch.testing.assert_close(cache[:, 0].float(), exact[:, 0], rtol=0.08, atol=0.02)
+    assert 0.97 < torch.nn.functional.cosine_similarity(hidden, exact_hidden).mean() < 1 - 1e-6
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0])
 def test_a_scale_that_is_not_positive_is_refused(scale, folder):
     add(folder, {"k_scale": scale})

@@ -153,6 +153,7 @@ def attend(
     kv_dtype: torch.dtype | None = None,
     query_lens: Sequence[int] = (1, 1, 300),
     has_sinks: bool = False,
+    value_dim: int | None = None,
 ) -> None:
     """By default a batch that has narrow items, wide ones and merges."""
     tables = [list(range(first, first + count)) for first, count in ((0, 63), (63, 2), (65, 19))]
@@ -160,6 +161,8 @@ def attend(
     metadata = AttentionMetadata(list(query_lens), contexts[-len(query_lens) :], tables[-len(query_lens) :], 16)
     query = torch.zeros(sum(query_lens), heads, head_dim, dtype=dtype)
     keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim).to(kv_dtype or dtype)
+    if value_dim is not None:
+        values = keys[..., :value_dim]
     sinks = torch.zeros(heads) if has_sinks else None
     given = query, keys, values, metadata, 0.1, sliding_window, soft_cap
     attention.paged_attention_triton(*given, sinks=sinks)
@@ -177,11 +180,21 @@ def compile_attention(card: Card) -> None:
     attend(32, 8, 128, BF16, kv_dtype=card.fp8)
     attend(14, 2, 64, BF16, 100, 30.0, kv_dtype=torch.float8_e5m2)
     attend(6, 2, 64, F32, kv_dtype=card.fp8)
+    compile_latents(card)
+
+
+def compile_latents(card: Card) -> None:
+    """GLM-4.7-Flash's, DeepSeek-V3's and DeepSeek-V2-Lite's."""
+    attend(20, 1, 576, BF16, value_dim=512)
+    attend(128, 1, 576, BF16, value_dim=512)
+    attend(20, 1, 576, BF16, value_dim=512, kv_dtype=card.fp8)
+    attend(16, 1, 576, F32, value_dim=512, query_lens=[300])
 
 
 def compile_tightest(card: Card) -> None:
     """What needs the most shared memory where there is less than on Hopper."""
     attend(8, 4, 256, BF16)
+    attend(20, 1, 576, BF16, value_dim=512)
     go_by_the_rule(256, BF16)
 
 
@@ -227,6 +240,11 @@ def compile_the_rest(card: Card) -> None:
             for fp8 in {card.fp8, torch.float8_e5m2} if dtype == BF16 else (card.fp8,):
                 caches = cache.to(fp8), cache.to(fp8)
                 norm_rotary.rotate_and_write_triton(qkv, angles, angles, *caches, torch.arange(4), norm, norm, 1e-5)
+        for latent_dtype in (dtype, card.fp8):
+            heads, row = torch.zeros(4, 20, 576, dtype=dtype), torch.zeros(9, 16, 1, 576).to(latent_dtype)
+            angles, rest = torch.zeros(4, 32, dtype=dtype), heads[..., 512:]
+            given = (rest, heads[:, 0], x[0, :512], 1e-6, angles, angles, heads, row, torch.arange(4))
+            norm_rotary.rotate_and_write_latents_triton(*given)
         logits, doubles, counts = torch.zeros(4, 128256, dtype=dtype), torch.ones(4, dtype=F64), torch.arange(4)
         sampling.sample_tokens_triton(logits, doubles, counts, doubles, doubles, doubles)
         sampling.likeliest_tokens_triton(logits, True)
@@ -386,6 +404,7 @@ def compile_products(outputs: int, inputs: int) -> None:
 PARTS = {
     "models": compile_models,
     "attention": compile_attention,
+    "latents": compile_latents,
     "tightest": compile_tightest,
     "heads": compile_heads,
     "linear": compile_linear,

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headrace.kernels.kv_cache import KVScales
 from headrace.kernels.kv_cache.fp8 import FP8_LARGEST, as_stored
+from headrace.kernels.paged_attention.shared_rows import are_parts
 
 from .attention_cases import Case
 
@@ -16,6 +17,8 @@ FORMATS = pytest.mark.parametrize("dtype", FP8_LARGEST, ids=lambda dtype: str(dt
 def in_fp8(case: Case, dtype: torch.dtype) -> Case:
     """The same batch with its keys and values in 8 bits."""
     keys = as_stored(case.key_cache, dtype, SCALES.key)
+    if are_parts(case.key_cache, case.value_cache):
+        return Case(case.query, keys, keys[..., : case.value_cache.shape[3]], case.metadata, case.scale)
     return Case(case.query, keys, as_stored(case.value_cache, dtype, SCALES.value), case.metadata, case.scale)
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from headrace.kernels.device import RESERVED_SHARED_BYTES, UnsupportedGpuError
-from headrace.kernels.paged_attention.kernel_shapes import KernelShape, KernelShapes, choose_kernels
+from headrace.kernels.paged_attention import attention_shape
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
+from headrace.kernels.paged_attention.kernel_shapes import (
+    KernelShape,
+    KernelShapes,
+    choose_kernels,
+    choose_latent_kernels,
+)
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 HOPPER, A100, ADA = 227 * 1024, 163 * 1024, 99 * 1024
@@ -48,6 +55,20 @@ def test_a_processor_has_room_for_its_programs(head_dim, dtype, shared):
             assert shape.rows >= group
             needed = shape.shared_bytes(head_dim, dtype) + RESERVED_SHARED_BYTES
             assert shape.programs_per_processor * needed <= shared + RESERVED_SHARED_BYTES
+
+
+@pytest.mark.parametrize("shared", [HOPPER, A100, ADA], ids=["Hopper", "A100", "Ada"])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_latents(dtype, shared, monkeypatch):
+    """More heads than there are rows for are taken in parts."""
+    monkeypatch.setattr(attention_shape, "shared_bytes", lambda device: shared)
+    for num_heads in (1, 20, 128):
+        chosen = AttentionShape.of_latents(num_heads, 512, 64, dtype, torch.device("cpu"))
+        assert num_heads == chosen.group * chosen.num_kv_heads
+        kernels = choose_latent_kernels(chosen.group, 512, 64, dtype, shared)
+        assert chosen.group <= kernels.narrow.rows <= kernels.wide.rows
+        for shape in (kernels.narrow, kernels.wide):
+            assert shape.shared_bytes(512, dtype, 64) <= shared
 
 
 def test_a_gpu_that_has_not_enough_for_any():

@@ -16,7 +16,11 @@ from headrace.kernels.gated_delta.triton import causal_conv_triton, gated_delta_
 from headrace.kernels.kv_cache.triton import copy_blocks_triton
 from headrace.kernels.layer_norm.triton import add_layer_norm_triton
 from headrace.kernels.moe.triton_kernels import mix_rows_kernel
-from headrace.kernels.norm_rotary.triton import add_rms_norm_triton, rotate_and_write_triton
+from headrace.kernels.norm_rotary.triton import (
+    add_rms_norm_triton,
+    rotate_and_write_latents_triton,
+    rotate_and_write_triton,
+)
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
 from headrace.kernels.paged_attention.metadata import AttentionMetadata
@@ -90,6 +94,30 @@ def test_rotate_and_write():
 
 
 @pytest.mark.usefixtures("_last_program")
+def test_rotate_and_write_latents():
+    """The last program is that of the last token's last heads."""
+    heads, size, rotary_dim = 128, 512, 64
+    turned = at_the_end(torch.randn(heads * 192, dtype=DTYPE), MANY_TOKENS).view(MANY_TOKENS, heads, 192)[..., 128:]
+    latents, angles = huge(MANY_TOKENS, size + rotary_dim), huge(MANY_TOKENS, rotary_dim // 2)
+    angles[-1] = 1
+    queries, cache = huge(MANY_TOKENS, heads, size + rotary_dim), huge(2**19, 16, 1, size + rotary_dim)
+    slots, norm = torch.full((MANY_TOKENS,), 16 * 2**19 - 1), torch.ones(size, dtype=DTYPE)
+    rotate_and_write_latents_triton(turned, latents, norm, 1e-6, angles, huge(*angles.shape), queries, cache, slots)
+    assert torch.equal(queries[-1, -32:, size:], turned[-1, -32:])
+
+
+@pytest.mark.usefixtures("_last_program")
+def test_a_latent_is_written_into_the_last_block():
+    """One token, whose latent is the only thing that there is to do."""
+    latents, angles = torch.randn(1, 576, dtype=DTYPE), torch.ones(1, 32, dtype=DTYPE)
+    cache, queries = huge(2**19, 16, 1, 576), torch.zeros(1, 0, 576, dtype=DTYPE)
+    slots, norm = torch.tensor([16 * 2**19 - 1]), torch.ones(512, dtype=DTYPE)
+    rotate_and_write_latents_triton(queries[..., 512:], latents, norm, 1e-6, angles, angles * 0, queries, cache, slots)
+    assert torch.equal(cache[-1, -1, 0, 512:], latents[0, 512:])
+    assert cache[-1, -1, 0, :512].any()
+
+
+@pytest.mark.usefixtures("_last_program")
 def test_copied_blocks():
     """In 141 GB, of a model with 80 layers."""
     cache = huge(2, 80, 27_000, 16, 8, 128)
@@ -113,6 +141,23 @@ def test_attention(lengths, dtype):
         moved = [[first + block for block in table] for table in tables]
         metadata = AttentionMetadata(lengths, [40, 50, 35][: len(lengths)], moved, 16, query.device)
         return paged_attention_triton(query, caches[0], caches[1], metadata, 0.1)
+
+    assert torch.equal(attended(apart(query), large), attended(query, small))
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (20, 3)], ids=["decodes", "chunk"])
+def test_attention_to_latents(lengths):
+    """As `test_attention`."""
+    small, large = torch.randn(20, 16, 1, 80, dtype=DTYPE), huge(2**21, 16, 1, 80)
+    large[-20:] = small
+    query = torch.randn(sum(lengths), 5, 80, dtype=DTYPE)
+    tables = [[0, 1, 19], [0, 1, 7, 18], [0, 1, 2]][: len(lengths)]
+
+    def attended(query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        first = cache.shape[0] - 20
+        moved = [[first + block for block in table] for table in tables]
+        metadata = AttentionMetadata(lengths, [40, 50, 35][: len(lengths)], moved, 16, query.device)
+        return paged_attention_triton(query, cache, cache[..., :64], metadata, 0.1)
 
     assert torch.equal(attended(apart(query), large), attended(query, small))
 

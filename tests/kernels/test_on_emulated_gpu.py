@@ -43,10 +43,14 @@ CHOSEN = {
             "test_a_soft_cap[bfloat16-30.0-13]",
             "test_sinks_beside_shared_prefixes[bfloat16-decodes]",
             "test_shared_prefixes[bfloat16-chunks-16-6-2-80]",
+            "test_latents[bfloat16-1of1+1of300+3of70+20of40-h20kv1d576v512-b16]",
+            "test_shared_prefixes_of_latents[bfloat16-decodes]",
             "test_what_lies_beyond_a_sequences_tokens_does_not_matter",
         ],
         "test_triton_fp8_kv_cache.py": [
             "test_attention[bfloat16-wide-e4m3fn]",
+            "test_attention[bfloat16-latents-e4m3fn]",
+            "test_latents_are_written[bfloat16-e5m2]",
             "test_attention[bfloat16-split-e5m2]",
             "test_rotated_and_written[bfloat16-64-e4m3fn]",
             "test_what_fp8_cannot_reach_is_written_as_its_largest[1000000.0--1000000.0-e5m2]",
@@ -69,6 +73,7 @@ CHOSEN = {
             "test_add_rms_norm[bfloat16-(5, 576)]",
             "test_rotate_and_write[bfloat16-partial-odd-float32]",
             "test_rotate_and_write[bfloat16-decode-same]",
+            "test_latents[bfloat16-many-heads]",
         ],
         "test_triton_lora.py": [
             "test_each_token_gets_its_own_adapters[bfloat16-mixed-40]",
@@ -119,7 +124,7 @@ CHOSEN_FOR_AMPERE = {
     "test_triton_linear.py": ["test_scaled[bfloat16-64-65-128-128-1-int8]", "test_int4[bfloat16-64-65-128-128-1]"],
 }
 # What either of them launches.
-ROWS = {"copy_blocks", "gate", "layer_norm", "rms_norm", "rotate_and_write"}
+ROWS = {"copy_blocks", "gate", "layer_norm", "rms_norm", "rotate_and_write", "rotate_latents"}
 LAUNCHED = {
     "attention and rows": {
         *ROWS,

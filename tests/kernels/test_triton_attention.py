@@ -42,6 +42,15 @@ SHAPES = [
 ]
 
 
+# GLM-4.7-Flash's, and some of other sizes: heads that are taken in parts, and latents that are no power of two.
+LATENTS = [
+    Shape((1, 1, 3, 20), (1, 300, 70, 40), 20, 1, head_dim=576, value_dim=512),
+    replace(MIXED, num_heads=5, num_kv_heads=1, head_dim=44, value_dim=36),
+    Shape((1, 1, 9), (17, 200, 9), num_heads=70, num_kv_heads=1, head_dim=96, value_dim=80, block_size=8),
+    replace(LONG, num_heads=6, num_kv_heads=1, head_dim=80, value_dim=64),
+]
+
+
 def never(num_sequences: int, num_tokens: int) -> bool:
     return False
 
@@ -51,11 +60,12 @@ def always(num_sequences: int, num_tokens: int) -> bool:
 
 
 def shape_of(case: Case) -> AttentionShape:
-    return AttentionShape(case.query.shape[1], case.key_cache.shape[2], case.query.shape[2], case.query.dtype)
+    (_, num_heads, key_dim), (num_kv_heads, value_dim) = case.query.shape, case.value_cache.shape[2:]
+    return AttentionShape.of(num_heads, num_kv_heads, key_dim, value_dim, case.query.dtype, case.query.device)
 
 
 def hold(case: Case, plan: AttentionPlan) -> DevicePlan:
-    return DevicePlan.holding(plan, case.query.shape[1], case.query.shape[2], case.query.device)
+    return DevicePlan.holding(plan, case.query.shape[1], case.value_cache.shape[3], case.query.device)
 
 
 def attend(
@@ -66,7 +76,7 @@ def attend(
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exps, written over NaN."""
-    output = torch.full_like(case.query, torch.nan)
+    output = torch.full_like(case.query[..., : case.value_cache.shape[3]], torch.nan)
     lse = torch.full(case.query.shape[:2], torch.nan, device=case.query.device)
     plan.partial_output.fill_(torch.nan)
     plan.partial_lse.fill_(torch.nan)
@@ -93,6 +103,26 @@ def check(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_the_reference(shape, triton_dtype, device):
     check(Case.build(shape, triton_dtype, device))
+
+
+@pytest.mark.parametrize("shape", LATENTS, ids=str)
+def test_latents(shape, triton_dtype, device):
+    """What lies behind a latent is the rest of its key, and no value."""
+    check(Case.build(shape, triton_dtype, device))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_shared_prefixes_of_latents(name, triton_dtype, device):
+    metadata = build(BATCHES[name], 16, device)
+    query, keys, _ = tensors(metadata, 4, 1, 80, triton_dtype)
+    case = Case(query, keys, keys[..., :64], metadata, 80**-0.5)
+    assert len(plan_attention(metadata, shape_of(case), None, always).merge_rows)
+    check(case, always)
+
+
+def test_latents_on_a_gpu_with_less_shared_memory(triton_dtype, device, monkeypatch):
+    monkeypatch.setattr(attention_shape, "shared_bytes", lambda device: 99 * 1024)
+    check(Case.build(LATENTS[2], triton_dtype, device))
 
 
 @pytest.mark.parametrize("sliding_window", [1, 13, 300, 1000])
@@ -315,6 +345,30 @@ def test_tensors_may_be_parts_of_wider_ones(device):
     wide[:, 2:6] = case.query
     both = torch.stack((case.key_cache, case.value_cache))
     assert torch.equal(run(replace(case, query=wide[:, 2:6], key_cache=both[0], value_cache=both[1])), run(case))
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "message"),
+    [
+        (LATENTS[1], lambda case: {"value_cache": case.value_cache.clone()}, r"value_cache \(.*\) must be as long as"),
+        (
+            LATENTS[1],
+            lambda case: {"value_cache": case.key_cache[..., :12]},
+            "has latents of 12 and keys of 44, and",
+        ),
+        (replace(LATENTS[1], num_heads=6, num_kv_heads=2), lambda _: {}, "or the first part of its only head"),
+        (
+            replace(LATENTS[1], head_dim=600, value_dim=520),
+            lambda _: {},
+            "latents of 520 and keys of 600, and .* to 512",
+        ),
+        (replace(LATENTS[1], head_dim=600, value_dim=512), lambda _: {}, "keys longer by at most 64"),
+    ],
+)
+def test_latents_that_do_not_fit_are_named(shape, change, message, device):
+    case = Case.build(shape, device=device)
+    with pytest.raises(ValueError, match=message):
+        run(replace(case, **change(case)))
 
 
 @pytest.mark.parametrize(

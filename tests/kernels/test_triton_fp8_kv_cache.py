@@ -7,8 +7,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.kv_cache.fp8 import FP8_LARGEST
-from headrace.kernels.norm_rotary.reference import rotate_and_write_reference
-from headrace.kernels.norm_rotary.triton import rotate_and_write_triton
+from headrace.kernels.norm_rotary.reference import rotate_and_write_latents_reference, rotate_and_write_reference
+from headrace.kernels.norm_rotary.triton import rotate_and_write_latents_triton, rotate_and_write_triton
 from headrace.kernels.paged_attention import paged_attention_reference
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
@@ -18,6 +18,7 @@ from headrace.kernels.paged_attention.triton import attend_planned, has_pairs, p
 
 from .attention_cases import MIXED, Case, Shape
 from .fp8_cases import FORMATS, SCALES, in_fp8, representable, with_nan_beyond
+from .latent_cases import latents_of
 from .shared_prefix_cases import BATCHES, build, tensors
 from .tolerances import assert_close
 
@@ -32,6 +33,7 @@ BATCH_OF_ITEMS = {
     "odd heads": (Shape((1, 2), (40, 17), head_dim=17), None),
     "padded heads": (Shape((1, 2), (40, 17), head_dim=24, block_size=8), None),
     "long blocks": (Shape((1, 2), (150, 17), head_dim=16, block_size=128), None),
+    "latents": (Shape((1, 1, 9), (17, 90, 20), 5, 1, 80, value_dim=64), None),
     "wide": (Shape((3, 64), (35, 65), 8, 1, 128, 32), None),
 }
 
@@ -94,6 +96,23 @@ def test_rotated_and_written(rotary_dim, dtype, triton_dtype, device):
     )
     assert torch.equal(queries, expected_queries)
     assert torch.equal(caches.float(), expected.float())
+
+
+@FORMATS
+def test_latents_are_written(dtype, triton_dtype, device):
+    """A key that is turned by nothing, and a norm that changes nothing but what it rounds."""
+    given = latents_of(5, 6, 32, 8, device)
+    given["latents"][:, :32], given["latents"][:, 32:] = 1.5, representable(5, 8).to(device)
+    given["latents"][:, 1:32:2] *= -1
+    given |= {"norm": torch.ones(32, device=device), "cos": torch.ones_like(given["cos"])}
+    given["sin"] = torch.zeros_like(given["cos"])
+    given = {name: each.to(triton_dtype) if each.is_floating_point() else each for name, each in given.items()}
+    cache = torch.ones(given["cache"].shape, device=device).to(dtype)
+    expected = cache.clone()
+    rotate_and_write_latents_triton(**given | {"cache": cache}, eps=0.0)
+    rotate_and_write_latents_reference(**given | {"cache": expected}, eps=0.0)
+    assert torch.equal(cache.float(), expected.float())
+    assert (cache.float() != 1).any()
 
 
 @FORMATS

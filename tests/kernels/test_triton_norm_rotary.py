@@ -7,10 +7,20 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.kv_cache import PADDING_SLOT
-from headrace.kernels.norm_rotary.reference import rms_norm_reference, rotate_and_write_reference
-from headrace.kernels.norm_rotary.triton import add_rms_norm_triton, rms_norm_triton, rotate_and_write_triton
+from headrace.kernels.norm_rotary.reference import (
+    rms_norm_reference,
+    rotate_and_write_latents_reference,
+    rotate_and_write_reference,
+)
+from headrace.kernels.norm_rotary.triton import (
+    add_rms_norm_triton,
+    rms_norm_triton,
+    rotate_and_write_latents_triton,
+    rotate_and_write_triton,
+)
 from headrace.kernels.triton_norms import MAX_NORM_SIZE
 
+from .latent_cases import latents_of
 from .tolerances import TOLERANCES, assert_close
 
 pytestmark = pytest.mark.usefixtures("_nan_filled_outputs")
@@ -38,6 +48,38 @@ def test_add_rms_norm(shape, triton_dtype, device):
     assert torch.equal(residual, expected_residual)
     assert torch.equal(x, before)
     assert_close(normed, rms_norm_reference(expected_residual, weight, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "size", "rotary_dim"),
+    [(3, 20, 512, 64), (1, 16, 512, 64), (7, 70, 80, 16), (5, 5, 36, 6), (0, 2, 16, 2)],
+    ids=["glm", "decode", "many-heads", "odd", "nothing"],
+)
+def test_latents(tokens, heads, size, rotary_dim, triton_dtype, device):
+    """Untouched parts of queries and slots stay NaN."""
+    given = latents_of(tokens, heads, size, rotary_dim, device)
+    given = {name: each.to(triton_dtype) if each.is_floating_point() else each for name, each in given.items()}
+    expected = {**given, "queries": given["queries"].clone(), "cache": given["cache"].clone()}
+    rotate_and_write_latents_triton(**given, eps=1e-5)
+    rotate_and_write_latents_reference(**expected, eps=1e-5)
+    for name in ("queries", "cache"):
+        tolerance = TOLERANCES[triton_dtype]
+        torch.testing.assert_close(given[name], expected[name], rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"latents": torch.zeros(3, 41)}, r"latents \(3, 41\) must have the shape \[3, 42\]"),
+        ({"cos": torch.zeros(3, 4)}, r"cos \(3, 4\) must have the shape \[3, 3\]"),
+        ({"cache": torch.zeros(3, 16, 2, 42)}, r"cache \(.*\) must have the shape \[any, any, 1, 42\]"),
+        ({"queries": torch.zeros(3, 5, 42).half()}, r"queries \(3, 5, 42\) is float16, and must be float32"),
+    ],
+)
+def test_latents_that_do_not_fit_are_named(changes, message, device):
+    given = latents_of(3, 5, 36, 6, device) | {name: each.to(device) for name, each in changes.items()}
+    with pytest.raises(ValueError, match=message):
+        rotate_and_write_latents_triton(**given, eps=1e-5)
 
 
 @pytest.mark.parametrize("norm_dtype", [None, "same", "float32"])

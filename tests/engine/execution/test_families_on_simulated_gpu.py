@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from transformers import (
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
@@ -23,12 +25,35 @@ from ..conftest import save_random_model
 from .simulated_gpu import simulated_gpu
 from .test_on_simulated_gpu import OPTIONS, SIZES
 
+LATENT_SIZES: dict[str, Any] = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+}
 MODELS: dict[str, PretrainedConfig] = {
     "parts side by side on a norm without a bias, pairs that are rotated": Cohere2Config(
         **SIZES | {"num_hidden_layers": 2},
         sliding_window=7,
         layer_types=["sliding_attention", "full_attention"],
         tie_word_embeddings=False,
+    ),
+    "latents that are attended to, experts in groups": DeepseekV3Config(
+        **LATENT_SIZES, q_lora_rank=20, n_routed_experts=6, num_experts_per_tok=2, n_group=3, topk_group=2
+    ),
+    "latents without one for queries, probabilities in groups": DeepseekV2Config(
+        **LATENT_SIZES,
+        q_lora_rank=None,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=3,
+        topk_group=2,
+        topk_method="group_limited_greedy",
     ),
     "norms with a bias, an MLP without a gate": NemotronConfig(**SIZES),
     "norms of heads that are rotated": HunYuanDenseV1Config(**SIZES, head_dim=16),
