@@ -10,7 +10,7 @@ from headrace.jobs.client.verbs import cancel_job
 from headrace.jobs.errors import Stopped
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.attempt import ShardAttempt
-from headrace.jobs.weights import ModelWeights
+from headrace.jobs.shards.weights import ModelWeights
 from headrace.storage.errors import LeaseLost
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow
