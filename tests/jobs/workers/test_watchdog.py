@@ -12,7 +12,7 @@ import pytest
 
 from headrace.engine.errors import ConfigError
 from headrace.jobs.cli.options import watchdog_seconds
-from headrace.jobs.workers.watchdog import Look, Suspicion
+from headrace.jobs.workers.watchdog import Look, Suspicion, Watchdog
 
 from ..running import MODEL, environment, processes_of, results, started
 
@@ -153,6 +153,16 @@ def test_a_rank_that_stands_still_ends_its_worker_and_another_completes_the_job(
         assert run.wait(SECONDS) == 0, hanging.log
     hanging.assert_complete()
     assert f"rank 1 is process {rank.pid}" in hanging.log
+
+
+def test_a_guard_that_is_stopped_keeps_no_worker_from_ending(wait_until: Callable[..., None]) -> None:
+    """As by Ctrl-Z, which stops all of a terminal's processes, of which somebody wakes but the worker."""
+    with Watchdog(300):
+        guards = [each for each in psutil.Process().children() if any("guard.py" in word for word in each.cmdline())]
+        (guard,) = guards
+        guard.suspend()
+        wait_until(lambda: guard.status() == psutil.STATUS_STOPPED, "it stands still")
+    assert not guard.is_running()
 
 
 def look(place: Hashable, may_take_long: bool = False, cpu_seconds: float = 0.0) -> Look:
