@@ -155,6 +155,7 @@ class Watchdog:
         self._works: Callable[[], Mapping[Hashable, Work]] = lambda: {ENGINE: Loading()}
         self._suspicions: dict[Hashable, Suspicion] = {}
         self._guard: subprocess.Popen[bytes] | None = None
+        self._leniency = _LENIENCY
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
 
@@ -177,30 +178,38 @@ class Watchdog:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
-        # It ends when it hears that nobody writes to it any more.
-        if (guard := self._guard) is not None and guard.stdin is not None:
+        if (guard := self._guard) is not None:
             self._thread.join()
-            guard.stdin.close()
-            guard.wait()
+            # Not by a word: it may have been stopped.
+            with guard:
+                guard.kill()
 
     def _run(self) -> None:
         while not self._stop.wait(self._beat_seconds):
-            works = self._works()
-            # Those that are over are forgotten.
-            self._suspicions = {name: self._suspicions.get(name, Suspicion(self._beat_seconds)) for name in works}
-            for name, work in works.items():
-                look, suspicion = work.look(), self._suspicions[name]
-                suspicion.note(look)
-                if name == ENGINE:
-                    self._tell_guard(_LENIENCY if look.may_take_long else 1)
-                if suspicion.suspected_seconds >= self._timeout_seconds:
-                    self._end_process(work, suspicion.still_seconds)
+            self._tell_guard()
+            try:
+                self._look_around()
+            # The thread's boundary: without a word from it the guard would end a worker that is well.
+            except Exception:
+                logger.exception("watchdog: looking again")
 
-    def _tell_guard(self, leniency: int) -> None:
+    def _look_around(self) -> None:
+        works = self._works()
+        # Those that are over are forgotten.
+        self._suspicions = {name: self._suspicions.get(name, Suspicion(self._beat_seconds)) for name in works}
+        for name, work in works.items():
+            look, suspicion = work.look(), self._suspicions[name]
+            suspicion.note(look)
+            if name == ENGINE:
+                self._leniency = _LENIENCY if look.may_take_long else 1
+            if suspicion.suspected_seconds >= self._timeout_seconds:
+                self._end_process(work, suspicion.still_seconds)
+
+    def _tell_guard(self) -> None:
         if self._guard is not None and self._guard.stdin is not None:
             # Somebody has killed or stopped it.
             with suppress(BrokenPipeError, BlockingIOError):
-                self._guard.stdin.write(bytes([leniency]))
+                self._guard.stdin.write(bytes([self._leniency]))
 
     def _end_process(self, work: Work, still_seconds: float) -> None:
         teller = threading.Thread(target=_tell, args=(work, still_seconds), name=_TELLER, daemon=True)

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.engine.errors import ConfigError
 from headrace.jobs.cli.options import watchdog_seconds
-from headrace.jobs.workers.watchdog import Look, Suspicion
+from headrace.jobs.workers.watchdog import Look, Suspicion, Watchdog
 
 from ..running import MODEL, environment, processes_of, results, started
 
@@ -45,6 +45,7 @@ if "worker" in sys.orig_argv:
     {cls}.{method} = hang_once
 """
 STEP = {"module": "headrace.engine.execution.model_runner", "cls": "ModelRunner", "method": "execute", "call": "20"}
+LOAD = {"module": "headrace.engine.execution.model_runner", "cls": "ModelRunner", "method": "__init__", "call": "1"}
 COMMIT = {"module": "headrace.jobs.shards.part_writer", "cls": "PartWriter", "method": "commit", "call": "1"}
 
 
@@ -96,13 +97,20 @@ def test_a_job_whose_worker_hangs_in_a_step_is_completed_by_another(hanging: Han
     assert "Thread lease renewal" in hanging.log
 
 
-def test_a_job_whose_shard_hangs_beside_the_engine_is_completed_by_another(hanging: Hanging, tmp_path: Path) -> None:
-    """In another thread, such as in what it is written to; renewing its lease went on."""
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [(LOAD, "loading the model"), (COMMIT, r"attempt 1 at shard job_\w+/00000")],
+    ids=["while it starts", "beside the engine"],
+)
+def test_one_that_hangs_elsewhere_has_twelve_times_as_long(
+    hanging: Hanging, tmp_path: Path, place: dict[str, str], words: str
+) -> None:
+    """Its lease was renewed by another thread, or the run waited for it to begin."""
     arguments = [*hanging.arguments, "--watchdog-timeout", "1"]
-    with started(arguments, hanging.environment(COMMIT), tmp_path / "run") as run:
+    with started(arguments, hanging.environment(place), tmp_path / "run") as run:
         assert run.wait(SECONDS) == 0, hanging.log
     hanging.assert_complete()
-    assert re.search(r"attempt 1 at shard job_\w+/00000 has not got on for 12 s: this worker ends", hanging.log)
+    assert re.search(rf"{words} has not got on for \d+ s: this worker ends", hanging.log)
     assert "in hang_once" in hanging.log
 
 
@@ -153,6 +161,16 @@ def test_a_rank_that_stands_still_ends_its_worker_and_another_completes_the_job(
         assert run.wait(SECONDS) == 0, hanging.log
     hanging.assert_complete()
     assert f"rank 1 is process {rank.pid}" in hanging.log
+
+
+def test_a_guard_that_is_stopped_keeps_no_worker_from_ending(wait_until: Callable[..., None]) -> None:
+    """As by Ctrl-Z, which stops all of a terminal's processes, of which somebody wakes but the worker."""
+    with Watchdog(300):
+        guards = [each for each in psutil.Process().children() if any("guard.py" in word for word in each.cmdline())]
+        (guard,) = guards
+        guard.suspend()
+        wait_until(lambda: guard.status() == psutil.STATUS_STOPPED, "it stands still")
+    assert not guard.is_running()
 
 
 def look(place: Hashable, may_take_long: bool = False, cpu_seconds: float = 0.0) -> Look:
