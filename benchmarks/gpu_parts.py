@@ -95,6 +95,7 @@ def _check(table: Table, is_dry: bool) -> None:
         "attention": lambda: check_attention(sizes),
         "products in FP8": lambda: check_fp8(sizes),
         "greedy tokens in float32": lambda: check_engine(sizes.device),
+        "greedy tokens of latents": lambda: check_engine(sizes.device, "gate latents"),
     }
     # All of it, also where one fails.
     for name, check in checks.items():

@@ -20,6 +20,7 @@ from transformers import (
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
 from headrace import LLM, SamplingParams
+from headrace.engine.execution import memory_budget
 
 from ..conftest import save_random_model
 from .simulated_gpu import simulated_gpu
@@ -84,3 +85,19 @@ def test_answers_are_the_cpus(name, chat_folder, tmp_path, monkeypatch):
     expected = answers(device="cpu")
     with simulated_gpu(monkeypatch):
         assert answers(device="cuda", cuda_graph_sizes=(2,)) == expected
+
+
+def test_how_many_latents_there_is_memory_for_is_measured(chat_folder, tmp_path, monkeypatch):
+    """A block takes a row a token and layer, so that there are more of them than keys and values would leave."""
+    folder = Path(copytree(chat_folder, tmp_path / "model"))
+    save_random_model(next(model for name, model in MODELS.items() if name.startswith("latents")), folder)
+    options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
+    # What the driver takes for a graph is not simulated.
+    monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
+        llm, memory = LLM(folder, **options, device="cuda", gpu_memory_utilization=0.8), gpu.memory
+        llm.generate(["a rather long one", "b"], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        runner: Any = llm.engine._runner
+        assert runner.memory.block_bytes == 8 * SIZES["num_hidden_layers"] * (24 + 6) * 4
+        assert runner.memory.num_blocks * runner.memory.block_bytes > 2**20
+        assert 0.75 < (memory.others + memory.max_reserved) / memory.total < 0.81

@@ -42,6 +42,17 @@ def test_of_quantised_checkpoints(name, tmp_path):
 
 
 @pytest.mark.parametrize("quantization", ["gptq", "fp8-blocks"])
+def test_of_quantised_checkpoints_with_latents(quantization, tmp_path):
+    fields = {"hidden_size": 128, "q_lora_rank": 64, "qk_rope_head_dim": 16}
+    folder = write_model(tmp_path, "deepseek-v3", quantization_config=QUANTIZED[quantization], **fields)
+    config = ModelConfig.from_pretrained(folder)
+    expected = saved_logits(config)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(shared_logits(config, 2), expected)
+    torch.testing.assert_close(shared_logits(config, 2, FROM_FILE), expected)
+
+
+@pytest.mark.parametrize("quantization", ["gptq", "fp8-blocks"])
 @pytest.mark.parametrize("name", WITH_STATES)
 def test_of_quantised_checkpoints_with_states(name, quantization, tmp_path):
     fields = {"hidden_size": 128, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
