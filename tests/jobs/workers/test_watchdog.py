@@ -3,9 +3,12 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
@@ -13,59 +16,79 @@ import pytest
 from headrace.engine.errors import ConfigError
 from headrace.jobs.cli.options import watchdog_seconds
 from headrace.jobs.workers.watchdog import Look, Suspicion, Watchdog
+from headrace.jobs.workers.worker_process import HUNG
 
 from ..running import MODEL, environment, processes_of, results, started
 
 SECONDS = 120.0
-# Read by every Python that starts in this environment: a worker that comes first to a place waits for a file there.
+# Read by every Python that starts in this environment: the first worker hangs in the first place, the next in the next.
 PATCH = """
 import os
 import sys
 import time
+from importlib import import_module
 
-if "worker" in sys.orig_argv:
-    from {module} import {cls}
-
-    method = {cls}.{method}
+def hanging(method, at_call, hangs):
     calls = 0
 
     def hang_once(self, *arguments):
-        global calls
+        nonlocal calls
         calls += 1
-        if calls == {call}:
-            try:
-                os.close(os.open("{hangs}", os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                while not os.path.exists("{goes_on}"):
-                    {wait}
+        if calls == at_call:
+            os.close(os.open(hangs, os.O_CREAT | os.O_EXCL))
+            while not os.path.exists("{goes_on}"):
+                time.sleep(0.01)
         return method(self, *arguments)
 
-    {cls}.{method} = hang_once
+    return hang_once
+
+if "worker" in sys.orig_argv:
+    for module, cls, name, at_call in {places}:
+        if not os.path.exists(hangs := "{hangs}" + name):
+            kind = getattr(import_module(module), cls)
+            setattr(kind, name, hanging(getattr(kind, name), at_call, hangs))
+            break
 """
-STEP = {"module": "headrace.engine.execution.model_runner", "cls": "ModelRunner", "method": "execute", "call": "20"}
-LOAD = {"module": "headrace.engine.execution.model_runner", "cls": "ModelRunner", "method": "__init__", "call": "1"}
-COMMIT = {"module": "headrace.jobs.shards.part_writer", "cls": "PartWriter", "method": "commit", "call": "1"}
+STEP = ("headrace.engine.execution.model_runner", "ModelRunner", "execute", 20)
+COMMIT = ("headrace.jobs.shards.part_writer", "PartWriter", "commit", 1)
+# A process with a watchdog and nothing else of a worker. It says when it has come to what it does.
+CHILD = """
+import ctypes, faulthandler, os, sys, time
+from headrace.jobs.workers.watchdog import ENGINE, Loading, Look, Watchdog
+
+# As a worker has it.
+faulthandler.enable(2)
+
+class Step(Loading):
+    def look(self):
+        return Look("a step", may_take_long=False)
+
+with Watchdog({seconds}) as watchdog:
+    {begin}
+    print("begun", flush=True)
+    {go_on}
+"""
 
 
 class Hanging:
-    """A job of twelve rows whose first worker hangs. `hangs`: a file that is there as soon as it does."""
+    """A job of twelve rows whose first workers hang."""
 
     def __init__(self, folder: Path, rows: Path) -> None:
         self._folder = folder
         self.data_dir, self.output = folder / "data", folder / "out"
-        self.hangs, self.goes_on = folder / "hangs", folder / "goes on"
+        self._hangs, self.goes_on = folder / "hangs at ", folder / "goes on"
         options = ["--prompt", "{text}", "--max-tokens", "24", "--ignore-eos", "--output", str(self.output)]
         self.arguments = ["run", str(rows), "--model", str(MODEL), *options]
 
-    def environment(self, place: dict[str, str] = STEP, wait: str = "time.sleep(0.01)") -> dict[str, str]:
+    def environment(self, *places: tuple[str, str, str, int]) -> dict[str, str]:
         patch = self._folder / "patch"
         patch.mkdir()
-        (patch / "sitecustomize.py").write_text(
-            PATCH.format(hangs=self.hangs, goes_on=self.goes_on, wait=wait, **place)
-        )
+        code = PATCH.format(places=places, hangs=self._hangs, goes_on=self.goes_on)
+        (patch / "sitecustomize.py").write_text(code)
         return environment(self.data_dir, PYTHONPATH=f"{patch}{os.pathsep}{os.environ['PYTHONPATH']}")
+
+    def does_hang(self) -> bool:
+        return any(self._folder.glob(f"{self._hangs.name}*"))
 
     @property
     def log(self) -> str:
@@ -86,63 +109,57 @@ def hanging(tmp_path: Path, few: Path) -> Hanging:
     return Hanging(tmp_path, few)
 
 
-def test_a_job_whose_worker_hangs_in_a_step_is_completed_by_another(hanging: Hanging, tmp_path: Path) -> None:
-    arguments = [*hanging.arguments, "--watchdog-timeout", "2"]
-    with started(arguments, hanging.environment(), tmp_path / "run") as run:
+def test_a_job_whose_workers_hang_is_completed_by_another(hanging: Hanging, tmp_path: Path) -> None:
+    """One in a step, the next one beside the engine, where another thread has renewed its lease."""
+    arguments = [*hanging.arguments, "--watchdog-timeout", "1"]
+    with started(arguments, hanging.environment(STEP, COMMIT), tmp_path / "run") as run:
         assert run.wait(SECONDS) == 0, hanging.log
     hanging.assert_complete()
     assert re.search(r"the engine, at step \d+ with \d+ sequences running and \d+ waiting, has not got on", hanging.log)
-    assert "Thread engine (most recent call last):" in hanging.log
-    assert "in hang_once" in hanging.log
+    assert re.search(r"attempt \d at shard job_\w+/00000 has not got on for \d+ s: this worker ends", hanging.log)
+    assert hanging.log.count("Thread engine (most recent call last):") == 2
+    assert hanging.log.count("in hang_once") == 2
     assert "Thread lease renewal" in hanging.log
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [(LOAD, "loading the model"), (COMMIT, r"attempt 1 at shard job_\w+/00000")],
-    ids=["while it starts", "beside the engine"],
-)
-def test_one_that_hangs_elsewhere_has_twelve_times_as_long(
-    hanging: Hanging, tmp_path: Path, place: dict[str, str], words: str
-) -> None:
-    """Its lease was renewed by another thread, or the run waited for it to begin."""
-    arguments = [*hanging.arguments, "--watchdog-timeout", "1"]
-    with started(arguments, hanging.environment(place), tmp_path / "run") as run:
-        assert run.wait(SECONDS) == 0, hanging.log
-    hanging.assert_complete()
-    assert re.search(rf"{words} has not got on for \d+ s: this worker ends", hanging.log)
-    assert "in hang_once" in hanging.log
+def child(seconds: float, begin: str = "pass", go_on: str = "time.sleep(60)") -> "subprocess.Popen[str]":
+    code = CHILD.format(seconds=seconds, begin=begin, go_on=go_on)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
 
 
-def test_one_that_holds_the_interpreter_is_ended_too(hanging: Hanging, tmp_path: Path) -> None:
+IN_A_STEP = "watchdog.watch(lambda: {ENGINE: Step()})"
+
+
+def test_loading_has_twelve_times_as_long() -> None:
+    begin = time.monotonic()
+    with child(0.5) as hung:
+        _, told = hung.communicate(timeout=SECONDS)
+    assert hung.returncode == HUNG
+    assert time.monotonic() - begin > 0.5 * 11
+    assert re.search(r"loading the model has not got on for \d s: this worker ends", told)
+
+
+def test_one_that_holds_the_interpreter_is_ended_too() -> None:
     """No thread of it runs any more: it cannot end itself."""
-    arguments = [*hanging.arguments, "--watchdog-timeout", "2"]
-    hold = "__import__('ctypes').PyDLL(None).pause()"
-    with started(arguments, hanging.environment(wait=hold), tmp_path / "run") as run:
-        assert run.wait(SECONDS) == 0, hanging.log
-    hanging.assert_complete()
-    # Whether its first steps were behind it by the last time that it ran some.
-    assert re.search("headrace worker: this worker has run no Python for (2|24) s and ends;", hanging.log)
-    assert "in hang_once" in hanging.log
+    with child(1, IN_A_STEP, "time.sleep(0.3); ctypes.PyDLL(None).pause()") as hung:
+        _, told = hung.communicate(timeout=SECONDS)
+    assert hung.returncode == -signal.SIGABRT
+    assert "headrace worker: this worker has run no Python for 1 s and ends;" in told
+    assert 'File "<string>", line' in told
 
 
-def test_a_worker_that_was_stopped_for_longer_than_that_goes_on(
-    hanging: Hanging, tmp_path: Path, wait_until: Callable[..., None]
-) -> None:
-    arguments = [*hanging.arguments, "--watchdog-timeout", "4"]
-    with started(arguments, hanging.environment(), tmp_path / "run") as run:
-        wait_until(lambda: hanging.hangs.exists() or run.poll() is not None, "it is in a step")
-        worker = hanging.worker()
-        worker.send_signal(signal.SIGSTOP)
-        wait_until(lambda: worker.status() == psutil.STATUS_STOPPED, "it stands still")
+def test_one_that_was_stopped_for_longer_than_that_goes_on(wait_until: Callable[..., None]) -> None:
+    with child(1, IN_A_STEP, "sys.stdin.read(1); os._exit(0)") as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED, "it stands still")
         begin = time.monotonic()
-        wait_until(lambda: time.monotonic() > begin + 6, "it stood still for longer than a step may take")
-        worker.send_signal(signal.SIGCONT)
-        hanging.goes_on.touch()
-        assert run.wait(SECONDS) == 0, hanging.log
-    hanging.assert_complete()
-    assert hanging.log.count("serving") == 1
-    assert "watchdog" not in hanging.log
+        wait_until(lambda: time.monotonic() > begin + 3, "it stood still for longer than a step may take")
+        stopped.send_signal(signal.SIGCONT)
+        _, told = stopped.communicate("x", timeout=SECONDS)
+    assert (stopped.returncode, told) == (0, "")
 
 
 def test_a_rank_that_stands_still_ends_its_worker_and_another_completes_the_job(
@@ -150,9 +167,9 @@ def test_a_rank_that_stands_still_ends_its_worker_and_another_completes_the_job(
 ) -> None:
     """It has not died, so that nobody hears of it: the others wait for what it was to compute."""
     arguments = [*hanging.arguments, "-tp", "2", "--max-model-len", "512", "--watchdog-timeout", "2"]
-    env = {**hanging.environment(), "OMP_NUM_THREADS": "1"}
+    env = {**hanging.environment(STEP), "OMP_NUM_THREADS": "1"}
     with started(arguments, env, tmp_path / "run") as run:
-        wait_until(lambda: hanging.hangs.exists() or run.poll() is not None, "it is in a step")
+        wait_until(lambda: hanging.does_hang() or run.poll() is not None, "it is in a step")
         (rank,) = [
             each for each in hanging.worker().children() if any("rank_process" in word for word in each.cmdline())
         ]
