@@ -87,6 +87,8 @@ def create_app(redis_url: str) -> Celery:
         # A message waits in the queue, where any worker can take it, until there is a thread for it.
         worker_disable_prefetch=True,
         worker_enable_remote_control=False,
+        # Of tasks that are acknowledged late, of which we have none; not said, Celery warns of it at each outage.
+        worker_cancel_long_running_tasks_on_connection_loss=True,
     )
     return app
 

@@ -5,7 +5,6 @@ import logging
 import os
 import shlex
 import signal
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -120,8 +119,9 @@ class _House:
         prefix = model.name.ljust(width)
 
         def print_line(line: str) -> None:
-            # In one write: `print` makes two of it where nothing is buffered, and another thread's line comes between.
-            sys.stderr.write(f"{prefix} | {line}\n")
+            # In one write, unlike `print`, between whose two another thread's line may come; nowhere where stderr is
+            # closed.
+            typer.echo(f"{prefix} | {line}", err=True)
 
         command = ["--model", model.exact_name, *model.worker_options, *options]
         return KeptWorker(model.name, command, print_line, self._refused)

@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .worker_process import REFUSED, start_worker, stop_worker
 
@@ -19,8 +20,8 @@ _WELL_SECONDS = 60.0
 class KeptWorker:
     """Runs `headrace worker` with `options` from `start` to `stop`, and again when it dies, after growing pauses.
 
-    Each line that it writes is passed to `on_line`. `on_refusal` is told why it refuses to run, after which it is not
-    started again. Both are called in a thread of this object's own.
+    Each line that it writes is passed to `on_line`; one for which that raises OSError is lost. `on_refusal` is told why
+    it refuses to run, after which it is not started again. Both are called in a thread of this object's own.
     """
 
     def __init__(
@@ -82,5 +83,7 @@ class KeptWorker:
             for line in output:
                 if text := line.decode("utf-8", "replace").rstrip():
                     last_words = text
-                    self._on_line(text)
+                    # A log that takes nothing, its disk being full or its reader gone, costs lines, not the worker.
+                    with suppress(OSError):
+                        self._on_line(text)
         return process.wait(), last_words

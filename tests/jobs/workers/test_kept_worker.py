@@ -1,5 +1,6 @@
 """A worker that is started again when it dies, and not when that would not help."""
 
+import errno
 import os
 import signal
 import sys
@@ -73,6 +74,27 @@ def test_stop_ends_the_one_there_is(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     assert told["lines"] == ["1"]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError(errno.ENOSPC, "No space left on device")])
+def test_a_line_that_cannot_be_told_is_lost_and_not_the_worker(
+    error: OSError | type[OSError],
+    keep: Callable[[str], KeptWorker],
+    told: dict[str, list[str]],
+    wait_until: Callable[..., None],
+) -> None:
+    """As where a log's disk is full, or who read it is gone."""
+
+    class FullLog(list[str]):
+        def append(self, line: str) -> None:
+            super().append(line)
+            if len(self) == 2:
+                raise error
+
+    told["lines"] = FullLog()
+    keep("echo lost; echo told; exec sleep 600")
+    wait_until(lambda: len(told["lines"]) > 2, "it goes on")
+    assert told["lines"] == ["1", "lost", "told"]
 
 
 def test_one_that_refuses_is_not_started_again(
