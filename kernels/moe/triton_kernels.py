@@ -55,6 +55,8 @@ def choose_experts_kernel(
     if IS_CORRECTED:
         added = tl.load(correction + expert, mask=is_expert, other=0.0)
         left = tl.where(is_expert, scores / total[:, None] + added, -float("inf"))
+    # A number that is none compares with nothing: threads that look for the largest together would differ about it.
+    left = tl.where(left == left, left, -float("inf"))
     if CHOSEN_GROUPS < NUM_GROUPS:
         left = _within_groups(
             left, expert, NUM_EXPERTS // NUM_GROUPS, NUM_GROUPS, CHOSEN_GROUPS, PADDED_GROUPS, IS_CORRECTED
@@ -63,8 +65,7 @@ def choose_experts_kernel(
     chosen = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.int32)
     weights = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.float32)
     for nth in tl.static_range(CHOSEN):
-        # Numbers that are none compare with nothing, and may name no expert.
-        best = tl.minimum(tl.argmax(left, 1), NUM_EXPERTS - 1)[:, None]
+        best = tl.argmax(left, 1)[:, None]
         weight = tl.sum(tl.where(expert == best, scores, 0.0), 1)
         chosen = tl.where(place == nth, best, chosen)
         weights = tl.where(place == nth, weight[:, None], weights)
@@ -97,7 +98,7 @@ def _within_groups(
         sums = tl.where(group == nth, best[:, None], sums)
     is_left = tl.zeros(left.shape, dtype=tl.int32)
     for _ in tl.static_range(CHOSEN_GROUPS):
-        # Numbers that are none name no group: see above.
+        # A sum of two infinities is no number, and names no group.
         best_group = tl.minimum(tl.argmax(sums, 1), NUM_GROUPS - 1)[:, None]
         is_left = tl.where(expert // SIZE == best_group, 1, is_left)
         sums = tl.where(group == best_group, -float("inf"), sums)
