@@ -31,6 +31,14 @@ class Source:
     restored: "Callable[[Tensor], Tensor] | None" = None
 
     @property
+    def is_consistent(self) -> bool:
+        """Whether the tensor is as large as the metadata say, by which it is put in order."""
+        shape = self.info.shape
+        num_outputs = shape[-2] if len(shape) > 1 else shape[0]
+        has_rows = self.rows is None or int(self.rows.max(initial=0)) < num_outputs
+        return has_rows and (self.groups is None or shape[-1] % len(self.groups) == 0)
+
+    @property
     def has_whole_groups(self) -> bool:
         """Whether each block is within one group of inputs."""
         return self.groups is None or self.info.shape[-1] // len(self.groups) % self.info.type.num_weights == 0

@@ -26,9 +26,12 @@ class GgufTensors:
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor as numbers of `dtype`, or where that is uint8 its blocks: [rows, blocks of a row, bytes of a block].
 
-        Raises `ModelError` when the file cannot be read any more.
+        Raises `ModelError` when the file cannot be read any more, or its metadata speak of another shape.
         """
         source = self._sources[name]
+        if not source.is_consistent:
+            info = source.info
+            raise ModelError(f"{info.file}: tensor {info.name} has the shape {info.shape}, and not as the metadata say")
         rows, kind = self._rows(source), source.info.type
         if dtype == torch.uint8:
             return _in_groups(rows, source).view(len(rows), -1, kind.num_bytes)

@@ -194,6 +194,25 @@ def test_layers_that_guess_ahead_are_left_out(tmp_path):
     assert generated(tmp_path / "model.gguf") == greedy(model, PROMPT)
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "size", "message"),
+    [
+        (4, 192, r"tensor blk\.0\.attn_qkv\.weight has the shape .*, and not as the metadata say"),
+        (10, 90, r"tensor model\.layers\.0\.linear_attn\.in_proj_b\.weight in .* has shape"),
+    ],
+)
+def test_tensors_that_are_not_as_the_metadata_say_are_named(num_heads, size, message, tmp_path):
+    save_random_model(CONFIGS["qwen35"], tmp_path)
+
+    def add_others(writer: gguf.GGUFWriter) -> None:
+        writer.add_ssm_time_step_rank(num_heads)
+        writer.add_ssm_inner_size(size)
+
+    write_gguf(tmp_path, tmp_path / "model.gguf", extra=[add_others])
+    with pytest.raises(ModelError, match=message):
+        generated(tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("number", BLOCK_TYPES)
 def test_all_bytes_are_read_as_llama_cpp_reads_them(number):
     kind = BLOCK_TYPES[number]

@@ -31,7 +31,7 @@ from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 from ..full_disk import full_disk
 from ..running import MODEL, environment
 from .in_process import InProcessServer, in_process_server
-from .live_desk import live_desk
+from .live_desk import LiveDesk, live_desk
 
 BODY = {"model": MODEL.name, "messages": [{"role": "user", "content": "Where is my parcel?"}]}
 
@@ -51,39 +51,48 @@ def server(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProces
         yield server
 
 
-@pytest.mark.usefixtures("lasting_presence")
+@pytest.fixture
+def desk(client: Client, tmp_path: Path, lasting_presence: None) -> Iterator[LiveDesk]:
+    """Of a server that knows of a worker, which takes nothing."""
+    with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
+        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
+        yield desk
+
+
+@pytest.fixture
+def asked(server: InProcessServer, desk: LiveDesk, start: Callable[..., "Future[Any]"]) -> "Callable[[], Future[Any]]":
+    """Asks, without waiting for the answer."""
+    return lambda: start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
+
+
 def test_a_disk_that_fills_after_a_request_was_taken(
-    client: Client,
-    server: InProcessServer,
+    asked: "Callable[[], Future[Any]]",
+    desk: LiveDesk,
     tmp_path: Path,
-    start: Callable[..., "Future[Any]"],
     wait_until: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rare_warnings, "_REPEAT_SECONDS", 3600.0)
-    with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
-        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
-        asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
-        wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
-        assert not asked.done()
-        (request_id,) = desk.open_ids()
-        with full_disk(tmp_path, wait_until):
-            refused = asked.result(60)
-            assert not desk.get(request_id).is_cancelled
-        wait_until(lambda: desk.get(request_id).is_cancelled, "what the client will ask again is called off")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
-        assert refused.headers["Retry-After"] == "5"
+    answer = asked()
+    wait_until(lambda: desk.open_ids() or answer.done(), "the request is taken")
+    assert not answer.done()
+    (request_id,) = desk.open_ids()
+    with full_disk(tmp_path, wait_until):
+        refused = answer.result(60)
+        assert not desk.get(request_id).is_cancelled
+    wait_until(lambda: desk.get(request_id).is_cancelled, "what the client will ask again is called off")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert refused.headers["Retry-After"] == "5"
     for said in ("wait for nothing any more", "not called off yet"):
         assert caplog.text.count(said) == 1
 
 
-@pytest.mark.usefixtures("lasting_presence")
 def test_a_bell_that_is_refused_is_as_one_that_is_lost(
     client: Client,
-    server: InProcessServer,
+    asked: "Callable[[], Future[Any]]",
+    desk: LiveDesk,
     tmp_path: Path,
-    start: Callable[..., "Future[Any]"],
     wait_until: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,15 +107,13 @@ def test_a_bell_that_is_refused_is_as_one_that_is_lost(
             ring(requests, *rung)
 
     monkeypatch.setattr(LiveRequests, "ring", ring_too_late)
-    with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
-        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
-        asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
-        wait_until(lambda: "1 requests wait for a sweeper" in caplog.text or asked.done(), "the bell is refused")
-        (request_id,) = desk.open_ids()
-        with StreamPublisher(client.redis_url) as publisher:
-            publisher.open(request_id, 1)
-            publisher.finish(request_id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
-        assert asked.result(60).json()["choices"][0]["message"]["content"] == "Here."
+    answer = asked()
+    wait_until(lambda: "1 requests wait for a sweeper" in caplog.text or answer.done(), "the bell is refused")
+    (request_id,) = desk.open_ids()
+    with StreamPublisher(client.redis_url) as publisher:
+        publisher.open(request_id, 1)
+        publisher.finish(request_id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
+    assert answer.result(60).json()["choices"][0]["message"]["content"] == "Here."
 
 
 def test_a_client_that_gives_up_on_an_answer_calls_it_off(
