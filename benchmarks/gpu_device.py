@@ -49,14 +49,20 @@ class Timing:
         return cls(median(times), quantile(times, 0.05), quantile(times, 0.95))
 
 
-def timing(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool = True) -> Timing:
+def timing(
+    call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool = True, is_captured: bool = True
+) -> Timing:
     """How long a call takes.
 
     On a GPU it is made once to warm up, and then replayed from a CUDA graph between two events. `is_flushed`: the GPU's
-    cache holds none of what it reads, as in a model: there the other layers were between.
+    cache holds none of what it reads, as in a model: there the other layers were between. `is_captured`: no where a
+    graph has another way to do it, as it has for copies.
     """
-    times = _host_times(call, rounds) if device.type != "cuda" else _graph_times(call, device, rounds, is_flushed)
-    return Timing.of(list(times))
+    if device.type != "cuda":
+        return Timing.of(list(_host_times(call, rounds)))
+    call()
+    torch.cuda.synchronize()
+    return Timing.of(list(_device_times(_captured(call) if is_captured else call, device, rounds, is_flushed)))
 
 
 def timing_with_waits(call: Callable[[], object], device: torch.device, rounds: int) -> Timing:
@@ -75,20 +81,22 @@ def timing_with_waits(call: Callable[[], object], device: torch.device, rounds: 
     return Timing.of(list(_host_times(finished, rounds)))
 
 
-def _graph_times(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool) -> Iterator[float]:
-    call()
-    torch.cuda.synchronize()
+def _captured(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
+    return graph.replay
+
+
+def _device_times(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool) -> Iterator[float]:
     new_event: Callable[..., Any] = torch.cuda.Event
     others = torch.empty(_FLUSHED_BYTES if is_flushed else 1, dtype=torch.uint8, device=device)
-    # Twice more than are counted: the first replay uploads the graph.
+    # Twice more than are counted: the first uploads a graph.
     for number in range(rounds + 2):
         others.zero_()
         start, end = new_event(enable_timing=True), new_event(enable_timing=True)
         start.record()
-        graph.replay()
+        call()
         end.record()
         end.synchronize()
         if number >= 2:

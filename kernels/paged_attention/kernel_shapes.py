@@ -30,6 +30,7 @@ class KernelShape:
     programs_per_processor: int
     max_registers: int
     overlaps: bool
+    has_whole: bool = False
 
     def shared_bytes(self, head_dim: int, dtype: torch.dtype, key_rest: int = 0) -> int:
         """What a program takes at most before Hopper: queries, weights, and the tiles that are under way of both.

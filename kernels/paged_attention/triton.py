@@ -179,6 +179,7 @@ class _Launch:
             ROWS=kernel.rows,
             TILE=kernel.tile,
             OVERLAPS=kernel.overlaps,
+            HAS_WHOLE=kernel.has_whole and sliding_window is None,
             IS_PAIRED=self._reads_pairs(kernel),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,

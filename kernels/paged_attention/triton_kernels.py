@@ -47,6 +47,7 @@ def attend_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
+    HAS_WHOLE: tl.constexpr,
     IS_PAIRED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
@@ -113,6 +114,9 @@ def attend_kernel(
             if queries.dtype != rest_queries.dtype:
                 rest_queries = tl.clamp(rest_queries.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
             within_rest = (nth % BLOCK_SIZE)[:, None] * cache_slot_stride + HEAD_DIM + rest[None, :]
+        else:
+            # Not read.
+            rest_queries, within_rest, is_rest = queries, within, is_dim
 
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -150,37 +154,23 @@ def attend_kernel(
         else:
             even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
             odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
-            for start in range(begin, kv_end, TILE):
-                tile_keys = _tile(
-                    keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
-                    BLOCK_SIZE, True,
-                ).to(queries.dtype)  # fmt: skip
-                scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
-                if KEY_REST:
-                    tile_rest = _tile(
-                        keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within_rest, is_rest,
-                        BLOCK_SIZE, True,
-                    ).to(queries.dtype)  # fmt: skip
-                    scores = tl.dot(rest_queries, tl.trans(tile_rest), scores, input_precision=PRECISION)
-                highest, total, decay, weights = _weigh(
-                    scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
-                    True, HAS_WINDOW, HAS_SOFT_CAP,
-                )  # fmt: skip
-                if KEY_REST:
-                    weighted = _add(weighted * decay[:, None], weights, tile_keys, PRECISION)
-                elif IS_PAIRED:
-                    even_values, odd_values = _tile_of_pairs(
-                        values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, BLOCK_SIZE, HEAD_DIM,
-                        PADDED_DIM, queries.dtype,
+            masked_begin = begin
+            if HAS_WHOLE:
+                masked_begin += tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE * TILE
+                for start in range(begin, masked_begin, TILE):
+                    highest, total, weighted, even, odd = _step(
+                        highest, total, weighted, even, odd, queries, rest_queries, position, keys, values, table,
+                        start, kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride,
+                        cache_slot_stride, nth, within, is_dim, within_rest, is_rest, HEAD_DIM, PADDED_DIM, KEY_REST,
+                        BLOCK_SIZE, IS_PAIRED, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
                     )  # fmt: skip
-                    even = _add(even * decay[:, None], weights, even_values, PRECISION)
-                    odd = _add(odd * decay[:, None], weights, odd_values, PRECISION)
-                else:
-                    tile_values = _tile(
-                        values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
-                        BLOCK_SIZE, True,
-                    ).to(queries.dtype)  # fmt: skip
-                    weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+            for start in range(masked_begin, kv_end, TILE):
+                highest, total, weighted, even, odd = _step(
+                    highest, total, weighted, even, odd, queries, rest_queries, position, keys, values, table,
+                    start, kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride,
+                    cache_slot_stride, nth, within, is_dim, within_rest, is_rest, HEAD_DIM, PADDED_DIM, KEY_REST,
+                    BLOCK_SIZE, IS_PAIRED, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
+                )  # fmt: skip
             if IS_PAIRED:
                 weighted = tl.interleave(even, odd)
 
@@ -248,6 +238,75 @@ def _overlapped_step(
 
 
 @triton.jit
+def _step(
+    highest,
+    total,
+    weighted,
+    even,
+    odd,
+    queries,
+    rest_queries,
+    position,
+    keys,
+    values,
+    table,
+    start,
+    kv_begin,
+    kv_end,
+    scale,
+    soft_cap,
+    sliding_window,
+    cache_block_stride,
+    cache_slot_stride,
+    nth,
+    within,
+    is_dim,
+    within_rest,
+    is_rest,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    KEY_REST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The scores of a tile, and its values by them."""
+    tile_keys = _tile(
+        keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim, BLOCK_SIZE, IS_MASKED
+    ).to(queries.dtype)
+    scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
+    if KEY_REST:
+        tile_rest = _tile(
+            keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within_rest, is_rest,
+            BLOCK_SIZE, IS_MASKED,
+        ).to(queries.dtype)  # fmt: skip
+        scores = tl.dot(rest_queries, tl.trans(tile_rest), scores, input_precision=PRECISION)
+    highest, total, decay, weights = _weigh(
+        scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
+        IS_MASKED, HAS_WINDOW, HAS_SOFT_CAP,
+    )  # fmt: skip
+    if KEY_REST:
+        weighted = _add(weighted * decay[:, None], weights, tile_keys, PRECISION)
+    elif IS_PAIRED:
+        even_values, odd_values = _tile_of_pairs(
+            values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, BLOCK_SIZE, HEAD_DIM,
+            PADDED_DIM, queries.dtype, IS_MASKED,
+        )  # fmt: skip
+        even = _add(even * decay[:, None], weights, even_values, PRECISION)
+        odd = _add(odd * decay[:, None], weights, odd_values, PRECISION)
+    else:
+        tile_values = _tile(
+            values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
+            BLOCK_SIZE, IS_MASKED,
+        ).to(queries.dtype)  # fmt: skip
+        weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+    return highest, total, weighted, even, odd
+
+
+@triton.jit
 def _tile(
     cache,
     table,
@@ -286,6 +345,7 @@ def _tile_of_pairs(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     dtype: tl.constexpr,
+    IS_MASKED: tl.constexpr,
 ):
     """As `_tile`, of numbers of 8 bits: those of even dimensions, and those of odd ones.
 
@@ -295,7 +355,7 @@ def _tile_of_pairs(
     within = (nth % BLOCK_SIZE)[:, None] * (cache_slot_stride // 2) + pair[None, :]
     pairs = _tile(
         cache.to(tl.pointer_type(tl.uint16)), table, start, kv_end, cache_block_stride // 2, cache_slot_stride // 2,
-        nth, within, pair < HEAD_DIM // 2, BLOCK_SIZE, True,
+        nth, within, pair < HEAD_DIM // 2, BLOCK_SIZE, IS_MASKED,
     )  # fmt: skip
     even = (pairs & 0xFF).to(tl.uint8).to(cache.dtype.element_ty, bitcast=True)
     odd = (pairs >> 8).to(tl.uint8).to(cache.dtype.element_ty, bitcast=True)
@@ -335,12 +395,40 @@ def _weigh(
         if HAS_WINDOW:
             is_seen = is_seen & (key >= kv_begin)[None, :] & (key[None, :] > position[:, None] - sliding_window)
         scores = tl.where(is_seen, scores, float("-inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
+    new_highest = tl.maximum(highest, _row_max(scores) * factor)
     # While a row has seen nothing its highest is -inf, and -inf less -inf would be NaN.
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest) if IS_MASKED else new_highest
     weights = tl.exp2(scores * factor - base[:, None])
     decay = tl.exp2(highest - base)
-    return new_highest, total * decay + tl.sum(weights, 1), decay, weights
+    return new_highest, total * decay + _row_sum(weights), decay, weights
+
+
+@triton.jit
+def _row_max(scores):
+    """Of each row the largest. A thread's numbers are compared in pairs first: what it does one after the other is a
+    chain of as many instructions, each waiting for the one before."""
+    even, odd = tl.split(tl.reshape(scores, [scores.shape[0], scores.shape[1] // 2, 2]))
+    halves = tl.maximum(even, odd)
+    if scores.shape[1] < 64:
+        return tl.max(halves, 1)
+    else:
+        # Eight columns on is the next of a thread's pairs.
+        eights = tl.reshape(halves, [scores.shape[0], scores.shape[1] // 16, 2, 4])
+        even, odd = tl.split(tl.permute(eights, [0, 1, 3, 2]))
+        return tl.max(tl.reshape(tl.maximum(even, odd), [scores.shape[0], scores.shape[1] // 4]), 1)
+
+
+@triton.jit
+def _row_sum(weights):
+    """As `_row_max`."""
+    even, odd = tl.split(tl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
+    halves = even + odd
+    if weights.shape[1] < 64:
+        return tl.sum(halves, 1)
+    else:
+        eights = tl.reshape(halves, [weights.shape[0], weights.shape[1] // 16, 2, 4])
+        even, odd = tl.split(tl.permute(eights, [0, 1, 3, 2]))
+        return tl.sum(tl.reshape(even + odd, [weights.shape[0], weights.shape[1] // 4]), 1)
 
 
 @triton.jit
