@@ -16,12 +16,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
-from headrace.engine.request import Request
+from headrace.engine.request import Request, RequestOutputKind
 from headrace.engine.sampling_params import SamplingParams
 
 # Between kernels that were launched long before: the device goes from one to the next, and waits for nobody.
 _LAUNCH_MICROSECONDS = 5.0
 _NUM_KERNELS = 25
+# Whoever is to be looked at in so many steps is answered with so many tokens more: those that begin first have got some
+# when the last begin, and nobody is to end before the last step.
+SPARE_TOKENS = 16
 _ids = count()
 
 
@@ -39,7 +42,7 @@ class StepTimes:
 
 def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
     """What steps of as many decodes as there are prompts take, with the model: its graphs' loading and launch too."""
-    _fill(llm.engine, prompts, steps + 4)
+    _fill(llm.engine, prompts, steps)
     whole, host = [], []
     for _ in range(steps):
         waited, start = llm.engine.stats.waited_seconds, time.perf_counter()
@@ -72,7 +75,7 @@ class StepProfile:
         is_gpu = torch.cuda.is_available()
         # After CUPTI's end, which some releases of torch bring about, CUDA graphs were seen to crash.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        _fill(llm.engine, prompts, steps + 4)
+        _fill(llm.engine, prompts, steps)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
         with profile(activities=[activity]) as profiled:
             for _ in range(steps):
@@ -148,15 +151,20 @@ def idle_share(intervals: list[tuple[float, float]], least: float) -> float:
     return idle / (reached - ordered[0][0])
 
 
-def _fill(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
-    """Begin to answer the prompts; what follows are decode steps."""
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    waiting = {f"step-{next(_ids)}": prompt for prompt in prompts}
-    for request_id, prompt in waiting.items():
-        engine.add(Request(request_id, prompt, params))
-    begun: set[str] = set()
-    while len(begun) < len(waiting):
-        begun |= {event.request_id for event in engine.step()}
+def _fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
+    """Begin to answer the prompts; in so many of the steps that follow, all decode.
+
+    Answers are told when they end, as jobs and `LLM.generate` have it.
+    """
+    params = SamplingParams(temperature=0, max_tokens=steps + SPARE_TOKENS, ignore_eos=True)
+    for prompt in prompts:
+        engine.add(Request(f"step-{next(_ids)}", prompt, params, output_kind=RequestOutputKind.FINAL_ONLY))
+    num_new = 0
+    while num_new < len(prompts):
+        assert engine.has_work, "answers end before all have begun: raise SPARE_TOKENS"
+        num_before = engine.num_generated_tokens
+        engine.step()
+        num_new = engine.num_generated_tokens - num_before
 
 
 def _drain(engine: Engine) -> None:

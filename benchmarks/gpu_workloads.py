@@ -9,7 +9,7 @@ from gpu_ceilings import least_seconds
 from gpu_engine import CONFIGS, Workload, config_folder, load_for, output_rates
 from gpu_kernels import Limits
 from gpu_peers import PeerSeconds, peer_rate
-from gpu_steps import StepProfile, step_times
+from gpu_steps import SPARE_TOKENS, StepProfile, step_times
 from gpu_table import Line, Table
 
 from headrace.engine.llm import LLM
@@ -102,9 +102,9 @@ class EngineGoals:
         self._table.add(*self._steps(model, llm, decodes, is_goal=False).lines())
 
     def _decodes(self, model: str) -> Workload:
-        """The shared workload with as many tokens out as steps are looked at."""
+        """The shared workload with tokens out for all steps that are looked at."""
         requests, shared, own, _ = self._sizes.shared
-        return Workload.shared(model, requests, shared, own, self._sizes.steps + 4, seed=3)
+        return Workload.shared(model, requests, shared, own, self._sizes.steps + SPARE_TOKENS, seed=3)
 
     def _load_fp8(self, *workloads: Workload) -> LLM:
         options = {"kv_cache_dtype": "fp8"} if self._device.type == "cuda" else {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
+from .collector import leave_alone_what_is_there
 from .engine import Engine
 from .errors import ConfigError, EngineError, InvalidRequestError, shown
 from .logprobs import TokenLogprobs
@@ -81,6 +82,7 @@ class LLM:
     def engine(self) -> Engine:
         return self._engine
 
+    @leave_alone_what_is_there()
     def generate(
         self,
         prompts: Prompts,
@@ -101,6 +103,7 @@ class LLM:
         read = self._read(prompts)
         return self._run(read, self._params(sampling_params, len(read)), lora_request, priority, use_tqdm)
 
+    @leave_alone_what_is_there()
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -135,6 +138,7 @@ class LLM:
         # Of many nobody is going to ask the next turn.
         return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
 
+    @leave_alone_what_is_there()
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
 
@@ -199,7 +203,7 @@ class LLM:
         ]
         with Progress(prompts, use_tqdm) as progress:
             answers = self._answers(prompts, progress)
-        return [self._output(samples, prompt.text, answers) for samples, prompt in zip(prompts, read, strict=True)]
+        return [self._output(samples, prompt, answers) for samples, prompt in zip(prompts, read, strict=True)]
 
     def _answers(
         self, prompts: Sequence[Sequence[Request]], progress: Progress | None = None
@@ -275,13 +279,13 @@ class LLM:
         return events
 
     def _output(
-        self, samples: Sequence[Request], text: str | None, answers: Mapping[str, list[RequestEvent]]
+        self, samples: Sequence[Request], prompt: ReadPrompt, answers: Mapping[str, list[RequestEvent]]
     ) -> RequestOutput:
         first = samples[0]
         return RequestOutput(
             request_id=first.request_id,
-            prompt=text,
-            prompt_token_ids=list(first.prompt_token_ids),
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
             outputs=[
                 completion(self._tokenizer, index, request, answers[request.request_id], self._end_token_id)
                 for index, request in enumerate(samples)

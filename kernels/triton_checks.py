@@ -23,20 +23,42 @@ def check_tensor(
 
     shape: None where any size is right. A tensor that need not be contiguous must be so in its last dimension.
     """
-    said = f"{name} {tuple(tensor.shape)}"
-    if tensor.ndim != len(shape) or any(
-        want is not None and have != want for have, want in zip(tensor.shape, shape, strict=True)
-    ):
+    is_dense = tensor.is_contiguous() if is_contiguous else _ends_dense(tensor)
+    # Several for each launch, and a step has hundreds of those: what is wrong is looked for only where something is.
+    if _fits(tensor.shape, shape) and tensor.dtype in dtypes and tensor.device == device and is_dense:
+        return
+    raise ValueError(f"{name} {tuple(tensor.shape)} {_problem(tensor, shape, dtypes, device, is_contiguous)}")
+
+
+def _problem(
+    tensor: Tensor,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    is_contiguous: bool,
+) -> str:
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{said} must have the shape [{wanted}]")
+        return f"must have the shape [{wanted}]"
     if tensor.dtype not in dtypes:
-        raise ValueError(f"{said} is {_name(tensor.dtype)}, and must be {' or '.join(map(_name, dtypes))}")
+        return f"is {_name(tensor.dtype)}, and must be {' or '.join(map(_name, dtypes))}"
     if tensor.device != device:
-        raise ValueError(f"{said} is on {tensor.device}, and must be on {device}")
-    if is_contiguous and not tensor.is_contiguous():
-        raise ValueError(f"{said} must be contiguous, and has strides {tensor.stride()}")
-    if not is_contiguous and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ValueError(f"{said} must be contiguous in its last dimension, and has strides {tensor.stride()}")
+        return f"is on {tensor.device}, and must be on {device}"
+    if is_contiguous:
+        return f"must be contiguous, and has strides {tensor.stride()}"
+    return f"must be contiguous in its last dimension, and has strides {tensor.stride()}"
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if shape == wanted:
+        return True
+    return len(shape) == len(wanted) and all(
+        want is None or have == want for have, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _ends_dense(tensor: Tensor) -> bool:
+    return not tensor.ndim or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 
 def check_launch(name: str, tensor: Tensor, kernel: Any) -> None:

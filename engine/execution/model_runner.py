@@ -130,29 +130,37 @@ class ModelRunner:
         hands on; of a step in parts, of the last one.
         """
         if self._graphs is not None and self._fits_graphs(batch):
-            hidden = self._graphs.forward(batch)
+            return self._wanted_logits(batch, self._graphs.forward(batch), is_normed=True)
+        if (number := num_micro_batches(batch, self._num_stages)) > 1:
+            batch = replace(batch, last_tokens=None)
+            hidden = self._forward_in_parts(batch, number)
         else:
-            if (number := num_micro_batches(batch, self._num_stages)) > 1:
-                batch = replace(batch, last_tokens=None)
-                hidden = self._forward_in_parts(batch, number)
-            else:
-                hidden = self._forward(batch)
-            if not self._model.stage.is_last:
-                return hidden
-            if batch.last_tokens is not None:
-                return self._logits(hidden[batch.last_tokens.sampled])
-        if batch.prompt_reader is not None:
-            batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
-        return self._logits(batch.wanted(hidden))
+            hidden = self._forward(batch)
+        if not self._model.stage.is_last:
+            return hidden
+        if batch.last_tokens is not None:
+            return self._logits(self._model.normed(hidden[batch.last_tokens.sampled]))
+        return self._wanted_logits(batch, hidden, is_normed=False)
 
     def _forward_in_parts(self, batch: Batch, number: int) -> Tensor:
         computed = [self._forward(part) for part in micro_batches(batch, number)]
         # Elsewhere each has been handed on: logits are made at the last stage.
         return torch.cat(computed) if self._model.stage.is_last else computed[-1]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        self._kept_hidden = hidden if self.keeps_hidden else None
-        return self._model.logits(hidden)
+    def _wanted_logits(self, batch: Batch, hidden: Tensor, is_normed: bool) -> Tensor:
+        """hidden: of all the batch's tokens, with or without the final norm."""
+
+        def normed(part: Tensor) -> Tensor:
+            return part if is_normed else self._model.normed(part)
+
+        if batch.prompt_reader is not None:
+            logits = self._model.logits_of_normed
+            batch.prompt_reader.read(lambda index: logits(normed(hidden[index])), self.vocab_size, self.device)
+        return self._logits(normed(batch.wanted(hidden)))
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        self._kept_hidden = normed if self.keeps_hidden else None
+        return self._model.logits_of_normed(normed)
 
     @torch.inference_mode()
     def kept_hidden(self, rows: Tensor) -> Tensor:
@@ -161,7 +169,7 @@ class ModelRunner:
         Of a runner that `keeps_hidden`, before its next step writes over them.
         """
         assert self._kept_hidden is not None
-        return self._model.normed(self._kept_hidden[rows])
+        return self._kept_hidden[rows]
 
     def _fits_graphs(self, batch: Batch) -> bool:
         """They know nothing of images, and of adapters those that have slots."""
@@ -193,7 +201,10 @@ class ModelRunner:
 
 
 def _forward_into(model: Decoder, kv_cache: Tensor, states: StateMemory | None) -> Forward:
-    """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while."""
+    """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while.
+
+    The final norm is part of it, which is one launch less that each step waits for.
+    """
 
     def forward(
         token_ids: Tensor,
@@ -203,7 +214,7 @@ def _forward_into(model: Decoder, kv_cache: Tensor, states: StateMemory | None) 
         state_slots: StateSlots | None,
     ) -> Tensor:
         layer_states = None if states is None or state_slots is None else states.of(state_slots)
-        return model.forward(token_ids, positions, kv_cache, slots, attention, states=layer_states)
+        return model.normed(model.forward(token_ids, positions, kv_cache, slots, attention, states=layer_states))
 
     return forward
 

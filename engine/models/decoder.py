@@ -226,13 +226,17 @@ class Decoder:
         return self._head.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: what `normed` takes. Returns [n, vocab_size] in the model's dtype, or float32.
+        """hidden: what `normed` takes. Returns what `logits_of_normed` does."""
+        return self.logits_of_normed(self.normed(hidden))
+
+    def logits_of_normed(self, normed: Tensor) -> Tensor:
+        """normed: what `normed` returns. Returns [n, vocab_size] in the model's dtype, or float32.
 
         Where ranks share the model, the first one gets that, and the others their own part of it.
         Whoever computes with them widens what is needed: the largest of a row can be found without.
         """
         assert self._head is not None
-        logits = self._head.matrix(self._head.norm(hidden))
+        logits = self._head.matrix(normed)
         if self._shard is not None:
             logits = self._ranks.join_columns(logits, self._shard.num_words)
         if self.config.logits_scaling != 1:

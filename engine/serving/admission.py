@@ -21,8 +21,6 @@ from ..structured.thinking_guide import AnyGuide, ThinkingGuide
 from ..vision.prompt_images import PromptImages
 from .served_request import ServedRequest
 
-# Kinds of arrays.
-_WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
 # NumPy takes 3 µs to look at whatever many.
 _FEW_TOKENS = 100
 
@@ -44,13 +42,15 @@ class Admission:
 
     def accept(self, request: Request, arrival: int) -> ServedRequest:
         """Raises `InvalidRequestError` naming what is wrong."""
+        prompt = self._checked_prompt(request)
         self._check(request)
         params = request.params
-        room = self.max_model_len - len(request.prompt_token_ids)
+        room = self.max_model_len - len(prompt)
         tree = self._choice_tree(request)
         guide = self._guide(request, tree)
         served = ServedRequest(
             request=request,
+            prompt=prompt,
             arrival=arrival,
             seed=params.seed if params.seed is not None else derived_seed(f"{self.seed}/{request.request_id}"),
             # Of choices those bound the thinking, which the guide ends.
@@ -190,7 +190,8 @@ class Admission:
         except (ModelError, ConfigError) as error:
             raise InvalidRequestError(f"lora_request {name!r}: {error}", "lora_request") from error
 
-    def _check(self, request: Request) -> None:
+    def _checked_prompt(self, request: Request) -> "array[int]":
+        """The prompt of 32 bits a token, which is not to be changed: it may be the request's own."""
         prompt = request.prompt_token_ids
         if not prompt:
             raise InvalidRequestError("prompt is empty")
@@ -199,7 +200,9 @@ class Admission:
                 f"prompt has {len(prompt)} tokens; with one to generate at most {self.max_model_len} fit "
                 "(max_model_len): shorten it"
             )
-        self._check_tokens(prompt)
+        return self._checked(prompt)
+
+    def _check(self, request: Request) -> None:
         if request.params.reasoning and request.reasoning is None:
             raise InvalidRequestError("reasoning needs Request.reasoning", "reasoning")
         if (thinking := request.reasoning) is not None:
@@ -222,26 +225,35 @@ class Admission:
 
     def _check_tokens(self, token_ids: Collection[int], where: str = "") -> None:
         # Mostly there are none but the prompt's.
-        if not token_ids:
-            return
-        try:
-            if not (isinstance(token_ids, array) and token_ids.typecode in _WHOLE_NUMBERS):
-                array("q", token_ids)
-        except (TypeError, OverflowError) as error:
-            raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
-        if isinstance(token_ids, array) and token_ids.itemsize == 4 and self._are_known(token_ids):
-            return
-        for token in (min(token_ids), max(token_ids)):
-            if not 0 <= token < self.vocab_size:
-                raise InvalidRequestError(
-                    f"{where}token id {token} is outside the vocabulary of {self.vocab_size} tokens"
-                )
+        if token_ids:
+            self._checked(token_ids, where)
+
+    def _checked(self, token_ids: Collection[int], where: str = "") -> "array[int]":
+        """The tokens of 32 bits each, all of which the model has; the same array where they are given as such."""
+        tokens = _numbers(token_ids, where)
+        if tokens.itemsize == 4 and self._are_known(tokens):
+            return tokens
+        unknown = next(token for token in (min(tokens), max(tokens)) if not 0 <= token < self.vocab_size)
+        raise InvalidRequestError(f"{where}token id {unknown} is outside the vocabulary of {self.vocab_size} tokens")
 
     def _are_known(self, token_ids: "array[int]") -> bool:
         """Whether all are of the vocabulary, in one look: negative ones would be large without their sign."""
         if len(token_ids) <= _FEW_TOKENS:
             return max(array("I", token_ids.tobytes())) < self.vocab_size
         return bool(np.frombuffer(token_ids, np.uint32).max() < self.vocab_size)
+
+
+def _numbers(token_ids: Collection[int], where: str) -> "array[int]":
+    """Of 32 bits each, or of 64 where some need them. Raises `InvalidRequestError`."""
+    if isinstance(token_ids, array) and token_ids.typecode == "i":
+        return token_ids
+    problem: Exception | None = None
+    for kind in ("i", "q"):
+        try:
+            return array(kind, token_ids)
+        except (TypeError, OverflowError) as error:
+            problem = error
+    raise InvalidRequestError(f"{where}token ids must be whole numbers: {problem}") from problem
 
 
 def require_context(config: EngineConfig, max_position_embeddings: int) -> None:

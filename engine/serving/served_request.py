@@ -26,13 +26,15 @@ _OPENING_TOKENS = 8
 class ServedRequest:
     """A request, the sequences that still compute for it, and what is known of its answer.
 
-    `followers` wait to share this one's prompt, `leader` is whom this one waits for. `ended`: why the answer was over
-    before anything was computed, if the tokens it resumes from complete it. `guide`: where it stands in its grammar.
-    `forced`: the end token where the grammar leaves nothing else, so that no step is spent on it. `thought`: what was
-    said before the choices, once that is known; with choices only, and empty where nothing is.
+    `prompt`: its tokens, perhaps the request's own array. `followers` wait to share them, `leader` is whom this one
+    waits for. `ended`: why the answer was over before anything was computed, if the tokens it resumes from complete it.
+    `guide`: where it stands in its grammar. `forced`: the end token where the grammar leaves nothing else, so that no
+    step is spent on it. `thought`: what was said before the choices, once that is known; with choices only, and empty
+    where nothing is.
     """
 
     request: Request
+    prompt: "array[int]"
     arrival: int
     seed: int
     max_tokens: int
@@ -67,9 +69,8 @@ class ServedRequest:
         wants_logprobs = request.params.logprobs is not None
         self.is_checked = request.stop_checker is not None or self.guide is not None or wants_logprobs
         self.thought = None if self._thinks_first else ()
-        num_prompt_tokens = len(self.request.prompt_token_ids)
         self.adjustment = Adjustment.of(
-            request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide, request.bad_words_token_ids
+            request.params, tuple(self.stop_token_ids), len(self.prompt), self.guide, request.bad_words_token_ids
         )
 
     @property
@@ -136,8 +137,7 @@ class ServedRequest:
 
     def new_sequence(self, node: ChoiceNode | None = None) -> Sequence:
         """A further sequence of this request, at its beginning or at one of its choices' nodes."""
-        prompt = self.request.prompt_token_ids
-        token_ids = array("i", prompt)
+        prompt, token_ids = self.prompt, self.prompt[:]
         token_ids.extend((*(self.thought or ()), *node.path) if node else self.request.resume_token_ids)
         num_top = self.request.params.prompt_logprobs
         sequence = Sequence(
@@ -164,7 +164,7 @@ class ServedRequest:
         """With how many of a new sequence's tokens the tree's other nodes are going to begin, or the next turn."""
         if self.tree is not None:
             return num_tokens - 1 if len(self.tree.nodes) > 1 and node is self.tree.nodes[0] else 0
-        return max(0, len(self.request.prompt_token_ids) - _OPENING_TOKENS) if self.request.is_conversation else 0
+        return max(0, len(self.prompt) - _OPENING_TOKENS) if self.request.is_conversation else 0
 
     def goes_on_silently(self, sequence: Sequence, token: int) -> bool:
         """Whether nothing is to be done about the sequence's newest token: it ends nothing, and nobody is told."""

@@ -154,7 +154,7 @@ class ServedRequests:
         # Its first token does not come from the prompt's logits.
         if request.resume_token_ids:
             return None
-        if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
+        if leader.prompt != served.prompt:
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
         if _content(leader) != _content(served):
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has other images")

@@ -47,10 +47,10 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """`text`: None where token ids alone were given."""
+    """`text`: None where token ids alone were given. `token_ids`: a list of its own, Python's own numbers."""
 
     text: str | None
-    token_ids: Sequence[int]
+    token_ids: list[int]
     images: tuple[PromptImage, ...] = ()
 
 

@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from ...engine.collector import YOUNG_OBJECTS
 from ...engine.text.tokenizer import Tokenizer
 from ..spec.schemas import JobSpec
 from .ahead import map_ahead
 from .batch_planner import BatchPlanner
-from .collector import YOUNG_OBJECTS
 from .rendering import PromptRenderer
 from .work import Work
 

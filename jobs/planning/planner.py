@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...engine.checkpoints.hub import locate_model
 from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.collector import leave_alone_what_is_there
 from ...engine.errors import InvalidRequestError
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
@@ -32,7 +33,6 @@ from ..shards.row_calls import has_calls
 from ..spec.schemas import JobSpec
 from ..spec.tool_choice import is_forced
 from .batch_planner import BatchPlanner
-from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds, Repeats
 from .helper import Recipe
 from .rendering import PromptRenderer

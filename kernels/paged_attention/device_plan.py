@@ -82,6 +82,7 @@ class DevicePlan:
         self.capacity = capacity
         self.launches = frozenset(name for name in LAUNCHES if getattr(capacity, name))
         self._buffer = torch.zeros(capacity.size, dtype=torch.int32, device=device)
+        self._sections: dict[str, Tensor] = {}
         rows = capacity.merge_rows
         self.partial_output = torch.empty(rows, num_heads, head_dim, dtype=torch.float32, device=device)
         self.partial_lse = torch.empty(rows, num_heads, dtype=torch.float32, device=device)
@@ -129,4 +130,7 @@ class DevicePlan:
         return packed
 
     def section(self, name: str) -> Tensor:
-        return self._buffer[self.capacity.sections[name]]
+        """Where an array lies: asked for once, as every layer wants it, and slices take torch longer than a look."""
+        if name not in self._sections:
+            self._sections[name] = self._buffer[self.capacity.sections[name]]
+        return self._sections[name]

@@ -336,6 +336,30 @@ def test_idle_time_is_what_no_interval_covers(gpu_modules):
     assert idle_share(intervals, 5.0) == pytest.approx(0.40)
 
 
+def test_in_each_step_that_is_timed_all_decode_however_many_their_prompts_take(gpu_modules, monkeypatch):
+    steps, engine = gpu_modules("gpu_steps"), gpu_modules("gpu_engine")
+    # Of 40 tokens, and a step has room for 64.
+    work = engine.Workload.shared("gate", 12, 24, 16, 4 + steps.SPARE_TOKENS)
+    llm = engine.load_for("gate", torch.device("cpu"), [work], async_scheduling=True, enable_prefix_caching=False)
+    brought, step, drain = [], llm.engine.step, steps._drain
+
+    def noted_step():
+        before = llm.engine.num_generated_tokens
+        events = step()
+        brought.append(llm.engine.num_generated_tokens - before)
+        return events
+
+    def noted_drain(engine):
+        monkeypatch.undo()
+        drain(engine)
+
+    monkeypatch.setattr(llm.engine, "step", noted_step)
+    monkeypatch.setattr(steps, "_drain", noted_drain)
+    steps.step_times(llm, work.prompts, 4)
+    assert len(brought) > 11
+    assert brought[-4:] == [12, 12, 12, 12]
+
+
 def test_a_profiler_that_sees_nothing_says_what_it_needs(gpu_modules):
     steps = gpu_modules("gpu_steps")
     on_host = SimpleNamespace(

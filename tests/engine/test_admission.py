@@ -1,6 +1,8 @@
 """Prompts of any length: what is no token of the model is refused before anything is computed."""
 
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,3 +23,37 @@ def test_an_unknown_token_is_found_wherever_it_stands(length, kind):
             bad = [*good[:place], unknown, *good[place + 1 :]]
             with pytest.raises(InvalidRequestError, match=f"token id {unknown} is outside the vocabulary of 50 tokens"):
                 ADMISSION.accept(Request("bad", kind(bad)), arrival=1)
+
+
+class Read(Sequence[int]):
+    """Token ids that count how often they are looked at."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.tokens, self.times = list(tokens), 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.tokens[place]
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return iter(self.tokens)
+
+
+def test_a_prompt_is_read_once_however_many_sequences_begin_with_it():
+    prompt = Read(range(40))
+    served = ADMISSION.accept(Request("read", prompt), arrival=0)
+    first, second = served.first_sequence(), served.first_sequence()
+    assert prompt.times == 1
+    first.token_ids.append(7)
+    assert (first.token_ids[:-1].tolist(), second.token_ids.tolist()) == (list(range(40)), list(range(40)))
+
+
+def test_what_a_caller_keeps_as_an_array_is_not_copied_and_not_changed():
+    prompt = array("i", range(40))
+    served = ADMISSION.accept(Request("kept", prompt), arrival=0)
+    assert served.prompt is prompt
+    served.first_sequence().token_ids.append(7)
+    assert prompt == array("i", range(40))

@@ -1,5 +1,6 @@
 """The offline face, used as vLLM's users use theirs."""
 
+import gc
 import json
 import re
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from headrace.engine.collector import YOUNG_OBJECTS
 from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
 from headrace.engine.llm import LLM
 from headrace.engine.sampling_params import SamplingParams
@@ -90,6 +92,21 @@ def test_of_a_prompt_with_token_ids_and_a_text_the_token_ids_count(llm):
     [output] = llm.generate({"prompt": "another", "prompt_token_ids": ids}, GREEDY)
     assert (output.prompt, output.prompt_token_ids) == ("another", ids)
     assert output.outputs == llm.generate("same", GREEDY)[0].outputs
+
+
+def test_while_prompts_are_answered_the_collector_is_patient(llm):
+    before, seen = gc.get_threshold(), []
+
+    def make_bar(**options):
+        seen.append(gc.get_threshold()[0])
+        return Bar(**options)
+
+    llm.generate(["a"], GREEDY, use_tqdm=make_bar)
+    llm.chat(CHAT, GREEDY, use_tqdm=make_bar)
+    assert seen == [YOUNG_OBJECTS, YOUNG_OBJECTS]
+    with pytest.raises(InvalidRequestError, match="prompt 0"):
+        llm.generate([{"prompt_token_ids": [10**6]}], GREEDY)
+    assert gc.get_threshold() == before
 
 
 def test_no_prompts_no_results(llm):

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 pytest.importorskip("llguidance", reason="some requests are held to a grammar")
 
+from triton.runtime.interpreter import InterpretedFunction
+
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
@@ -124,6 +126,25 @@ def test_nothing_but_a_steps_end_is_waited_for(folder, monkeypatch):
         gpu.timeline.waits.clear()
         generate(llm, wanted)
         assert gpu.timeline.waits == ["Event.synchronize"] * llm.engine.stats.num_steps
+
+
+def test_beside_its_graph_a_decode_step_launches_one_kernel_of_ours(folder, monkeypatch):
+    with simulated_gpu(monkeypatch):
+        engine = LLM(folder, **OPTIONS, device="cuda", cuda_graph_sizes=(2,)).engine
+        for index in range(2):
+            engine.add(Request(str(index), [5, 6 + index], replace(GREEDY, max_tokens=12)))
+        for _ in range(4):
+            engine.step()
+        launch, launched = InterpretedFunction.run, []
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+            launched.append(self.__name__)
+            launch(self, *args, **kwargs)
+
+        monkeypatch.setattr(InterpretedFunction, "run", noted)
+        for _ in range(4):
+            engine.step()
+    assert launched == ["likeliest_kernel"] * 4
 
 
 def test_preempted_and_swapped(folder, monkeypatch):

@@ -1,14 +1,10 @@
 """Work beside the interpreter's: in order, a few items ahead, its errors the caller's."""
 
-import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from headrace.jobs.planning.ahead import map_ahead
-from headrace.jobs.planning.collector import YOUNG_OBJECTS, leave_alone_what_is_there
 
 NUM_AHEAD = 3
 
@@ -47,42 +43,3 @@ def test_what_the_items_raise_reaches_the_caller():
 
     with pytest.raises(LookupError, match="no more"):
         list(map_ahead(str, items()))
-
-
-def test_the_collector_is_patient_until_the_last_of_several_has_planned():
-    threshold = gc.get_threshold()
-    first, second = leave_alone_what_is_there(), leave_alone_what_is_there()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert gc.get_threshold()[0] >= YOUNG_OBJECTS
-    second.__exit__(None, None, None)
-    assert gc.get_threshold() == threshold
-
-
-# Things that refer to themselves and live until the next job comes, as a server's requests do.
-PLANS_AGAIN_AND_AGAIN = """
-import gc
-from headrace.jobs.planning.collector import leave_alone_what_is_there
-
-class Thing:
-    num_alive = 0
-
-    def __init__(self):
-        Thing.num_alive += 1
-        self.me = self
-
-    def __del__(self):
-        Thing.num_alive -= 1
-
-for _ in range(400):
-    things = [Thing() for _ in range(500)]
-    with leave_alone_what_is_there():
-        pass
-print(Thing.num_alive)
-"""
-
-
-def test_a_process_that_plans_again_and_again_is_rid_of_its_garbage():
-    done = subprocess.run([sys.executable, "-P", "-c", PLANS_AGAIN_AND_AGAIN], check=True, capture_output=True)
-    assert int(done.stdout) < 100_000
