@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from headrace.kernels.linear import Int4Weight, ScaledWeight
+from headrace.kernels.linear.quantized import Int4Product
 from headrace.kernels.linear.quantized_reference import (
     int4_linear_reference,
     quantize_rows_reference,
@@ -19,7 +20,6 @@ from headrace.kernels.linear.quantized_reference import (
 )
 from headrace.kernels.linear.triton import (
     ScaledTile,
-    int4_linear_triton,
     quantize_rows_triton,
     scaled_linear_triton,
 )
@@ -48,7 +48,7 @@ def quantized_cases(sizes: Sizes) -> list[QuantizedCase]:
     cases = [
         QuantizedCase(
             "W4A16",
-            lambda x: int4_linear_triton(x, int4),
+            Int4Product(int4, None),
             lambda x: int4_linear_reference(x, int4),
             nibbles.numel() // 2,
             1,

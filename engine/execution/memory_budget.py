@@ -176,7 +176,8 @@ class MemoryBudget:
             torch.cuda.synchronize(device)
         free, total = torch.cuda.mem_get_info(device)
         limits = GraphLimits.of(config, model, device)
-        largest_graph_bytes = limits.sizes[-1] * (forward_bytes // len(step.token_ids))
+        most = limits.sizes[-1]
+        largest_graph_bytes = most * (forward_bytes // len(step.token_ids)) + decoder.scratch_bytes(most)
         return MemoryUse(
             total=total,
             peak=torch.cuda.max_memory_reserved(device),

@@ -113,6 +113,11 @@ class Decoder:
             if layer.mixture is not None:
                 layer.mixture.stack()
 
+    def scratch_bytes(self, num_tokens: int) -> int:
+        """The most that a layer's product of so many tokens takes for a moment; see `Product.scratch_bytes`."""
+        projections = (each for layer in self._layers for each in layer.projections())
+        return max((each.scratch_bytes(num_tokens, self.dtype) for each in projections), default=0)
+
     @property
     def calls_experts(self) -> bool:
         """Whether the host has to know which experts have which tokens, to call them one by one."""

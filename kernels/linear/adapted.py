@@ -72,3 +72,6 @@ class AdaptedProduct(Product):
         if self._rows.of(len(gate_up)) is None:
             return self.product.gated(activate, gate_up)
         return super().gated(activate, gate_up)
+
+    def scratch_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        return self.product.scratch_bytes(num_rows, dtype)

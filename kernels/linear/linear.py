@@ -91,6 +91,10 @@ class Linear:
         """Give the product up, for whoever multiplies by its weight in another way."""
         self._product = None
 
+    def scratch_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        """See `Product.scratch_bytes`."""
+        return 0 if self._product is None else self._product.scratch_bytes(num_rows, dtype)
+
     @property
     def is_adapted(self) -> bool:
         return isinstance(self._product, AdaptedProduct)

@@ -11,6 +11,7 @@ from .grouped import GroupedProduct, can_take_grouped, supports_grouped
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
+from .unpacked import MIN_ROWS, int4_linear_unpacked, unpacked_bytes
 from .weights import KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
 
@@ -33,7 +34,7 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
 
 
 class Int4Product(Product):
-    """Dequantised in the kernel (W4A16). See `Product`."""
+    """Dequantised in the kernel (W4A16), or for many rows before the product. See `Product`."""
 
     def __init__(self, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -> None:
         self.weight, self._bias = weight, bias
@@ -43,7 +44,11 @@ class Int4Product(Product):
 
         order = self.weight.order if isinstance(self.weight, Int4Weight) else None
         placed = x if order is None else x[:, order]
-        return int4_linear_triton(placed, self.weight, self._bias)
+        multiply = int4_linear_triton if len(x) < MIN_ROWS else int4_linear_unpacked
+        return multiply(placed, self.weight, self._bias)
+
+    def scratch_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        return 0 if num_rows < MIN_ROWS else unpacked_bytes(self.weight, dtype)
 
 
 class ScaledProduct(Product):

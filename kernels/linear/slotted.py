@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from ..lora import AdapterMatrices, TokenTiles
@@ -45,3 +46,6 @@ class SlottedProduct(Product):
         if self._rows.tiles is None:
             return self.product.gated(activate, gate_up)
         return super().gated(activate, gate_up)
+
+    def scratch_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        return self.product.scratch_bytes(num_rows, dtype)

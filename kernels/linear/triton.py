@@ -10,7 +10,13 @@ from torch import Tensor
 from ..device import num_processors, shared_bytes
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .gates import Gate
-from .triton_kernels import int4_linear_kernel, quantize_rows_kernel, scaled_linear_kernel, sum_splits_kernel
+from .triton_kernels import (
+    int4_linear_kernel,
+    quantize_rows_kernel,
+    scaled_linear_kernel,
+    sum_splits_kernel,
+    unpack_int4_kernel,
+)
 from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, ScaledWeight
 
 # A group is one program's registers.
@@ -30,6 +36,8 @@ _PROGRAMS_PER_PROCESSOR, _NARROW_PER_PROCESSOR = 2, 4
 _SUMMED_ROWS = 32
 # With fewer the tensor cores wait.
 _MIN_STAGES = 3
+# A program unpacks a tile of bytes so wide, eight of them a thread: those are sixteen bytes of what is written.
+_OUTPUTS_PER_UNPACKER = 128
 # Of shared memory, for other things than tiles.
 _OTHER_SHARED_BYTES = 1024
 
@@ -182,7 +190,7 @@ def int4_linear_triton(
 
     num_splits: among how many programs a tile's inputs are shared, by default what fills the GPU.
     """
-    _check_int4(x, weight, bias)
+    check_int4(x, weight, bias)
     num_rows, num_outputs = len(x), weight.num_outputs
     output = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not output.numel():
@@ -218,6 +226,32 @@ def int4_linear_triton(
     if splits > 1:
         _sum_splits(output, parts, bias)
     return output
+
+
+def unpack_int4_triton(weight: Int4Weight | Fp4Weight, outputs: range, dtype: torch.dtype) -> Tensor:
+    """`weight.dequantized(dtype)` of some outputs, transposed, its inputs at their places: [in, len(outputs)]."""
+    check_launch("weight.packed", weight.packed, unpack_int4_kernel)
+    unpacked = torch.empty(weight.num_inputs, len(outputs), dtype=dtype, device=weight.packed.device)
+    if unpacked.numel():
+        num_tiles = triton.cdiv(weight.num_inputs, 2 * HALF_TILE)
+        unpack_int4_kernel[(num_tiles, triton.cdiv(len(outputs), _OUTPUTS_PER_UNPACKER))](
+            unpacked,
+            weight.packed,
+            weight.scales,
+            weight.zeros,
+            outputs.start,
+            len(outputs),
+            weight.num_outputs,
+            weight.num_inputs,
+            len(weight.scales),
+            GROUP_SIZE=weight.group_size,
+            HAS_MINIMA=weight.has_minima,
+            IS_FP4=isinstance(weight, Fp4Weight),
+            OUTPUTS=_OUTPUTS_PER_UNPACKER,
+            HALF_TILE=HALF_TILE,
+            num_warps=_OUTPUTS_PER_UNPACKER * HALF_TILE // 256,
+        )
+    return unpacked
 
 
 class _InGroups(Protocol):
@@ -292,7 +326,8 @@ def _check_scaled(
     return num_outputs, num_inputs
 
 
-def _check_int4(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -> None:
+def check_int4(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -> None:
+    """Raises `ValueError` where something does not fit."""
     check_launch("x", x, int4_linear_kernel)
     check_tensor("x", x, (None, weight.num_inputs), FLOAT_DTYPES, x.device, is_contiguous=False)
     num_bytes = triton.cdiv(weight.num_inputs, 2 * HALF_TILE) * HALF_TILE

@@ -280,19 +280,60 @@ def int4_product(
         else:
             for half in tl.static_range(2):
                 first = (2 * tile + half) * HALF_TILE
-                group = tl.minimum(first // GROUP_SIZE, last_group) * num_outputs
-                scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-                if IS_FP4:
-                    weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
-                else:
-                    zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
-                    if HAS_MINIMA:
-                        weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
-                    else:
-                        weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale
+                place = tl.minimum(first // GROUP_SIZE, last_group) * num_outputs + column
+                weight = _int4_weights(values, half, scales + place, zeros + place, is_column, HAS_MINIMA, IS_FP4)
                 left = _inputs(x_rows, first + byte, is_row, num_inputs)
                 product = tl.dot(left, weight.to(x_rows.dtype.element_ty), product, input_precision=PRECISION)
     return product
+
+
+@triton.jit
+def _int4_weights(values, half, scales, zeros, is_column, HAS_MINIMA: tl.constexpr, IS_FP4: tl.constexpr):
+    """What the low four bits of bytes stand for, or the high ones, in float32. scales, zeros: of columns."""
+    scale = tl.load(scales, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if IS_FP4:
+        weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
+    else:
+        zero = tl.load(zeros, mask=is_column, other=0).to(tl.float32)[None, :]
+        if HAS_MINIMA:
+            weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
+        else:
+            weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale
+    return weight
+
+
+@triton.jit
+def unpack_int4_kernel(
+    unpacked,
+    packed,
+    scales,
+    zeros,
+    first_output,
+    num_unpacked,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    GROUP_SIZE: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    IS_FP4: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    """`num_unpacked` columns of a weight from `first_output` on: [in, num_unpacked]. One program is a tile of bytes."""
+    tile = tl.program_id(0)
+    byte = tl.arange(0, HALF_TILE)
+    place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_column, column = place < num_unpacked, first_output + place
+    bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
+    values = tl.load(bytes_at, mask=is_column[None, :], other=0)
+    for half in tl.static_range(2):
+        first = (2 * tile + half) * HALF_TILE
+        of_group = tl.minimum(first // GROUP_SIZE, num_groups - 1) * num_outputs + column
+        weight = _int4_weights(values, half, scales + of_group, zeros + of_group, is_column, HAS_MINIMA, IS_FP4)
+        depth = first + byte
+        row = unpacked + depth[:, None].to(tl.int64) * num_unpacked + place[None, :]
+        is_stored = (depth < num_inputs)[:, None] & is_column[None, :]
+        tl.store(row, weight.to(unpacked.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit

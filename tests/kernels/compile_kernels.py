@@ -212,10 +212,13 @@ def compile_linear(card: Card) -> None:
             torch.zeros(2048, 6144, dtype=torch.uint8), grouped.half(), grouped.to(torch.uint8), 128, 4096
         )
         linear.int4_linear_triton(x, int4, grouped[0].to(dtype), 1 if rows > 1 else 4)
+        linear.unpack_int4_triton(int4, range(6144), dtype)
         if dtype == F16:
             # GGUF's blocks: groups of 32, minima for zeros.
             minima = torch.zeros(128, 6144, dtype=F16)
-            linear.int4_linear_triton(x, replace(int4, scales=minima, zeros=minima, group_size=32))
+            of_minima = replace(int4, scales=minima, zeros=minima, group_size=32)
+            linear.int4_linear_triton(x, of_minima)
+            linear.unpack_int4_triton(of_minima, range(6144), dtype)
         for byte_dtype in ((INT8, FP8) if card.has_fp8 else (INT8,)) if dtype == BF16 else ():
             values = torch.zeros(6144, 4096, dtype=byte_dtype)
             for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
@@ -393,6 +396,7 @@ def compile_products(outputs: int, inputs: int) -> None:
         scales, packed = torch.ones(-(-inputs // 128), outputs), torch.zeros(-(-inputs // 64) * 32, outputs)
         int4 = Int4Weight(packed.to(torch.uint8), scales.half(), scales.to(torch.uint8), 128, inputs)
         linear.int4_linear_triton(x, int4)
+        linear.unpack_int4_triton(int4, range(outputs), BF16)
         for byte_dtype, group_size in ((INT8, inputs), (FP8, inputs), (FP8, 128)):
             weight = ScaledWeight(
                 torch.zeros(outputs, inputs, dtype=byte_dtype), scales if group_size == 128 else scales[:1], group_size

@@ -20,6 +20,7 @@ from headrace.kernels.linear.triton import (
     quantize_gated_triton,
     quantize_rows_triton,
     scaled_linear_triton,
+    unpack_int4_triton,
 )
 from headrace.kernels.linear.triton_kernels import sum_splits_kernel
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
@@ -74,7 +75,9 @@ def test_a_vocabulary_in_bytes():
 def test_a_vocabulary_in_four_bits():
     packed = huge(16_384, 262_144, dtype=torch.uint8)
     scales, zeros = huge(256, 262_144), huge(256, 262_144, dtype=torch.uint8)
-    int4_linear_triton(numbers(1, 32_768), Int4Weight(packed, scales, zeros, 128, 32_768), num_splits=64)
+    weight = Int4Weight(packed, scales, zeros, 128, 32_768)
+    int4_linear_triton(numbers(1, 32_768), weight, num_splits=64)
+    unpack_int4_triton(weight, range(262_080, 262_144), DTYPE)
 
 
 def test_many_rows_of_bytes():

@@ -85,6 +85,8 @@ CHOSEN = {
             "test_int4[bfloat16-3-130-200-64-2]",
             "test_int4[bfloat16-64-65-128-128-1]",
             "test_int4_with_minima[bfloat16-3-200-32-None]",
+            "test_int4_of_many_rows[bfloat16-parts-7-600-96-32]",
+            "test_int4_with_minima_and_floats_in_four_bits_are_unpacked[bfloat16]",
             "test_scaled[bfloat16-3-130-200-200-2-int8]",
             "test_scaled[bfloat16-64-65-128-128-1-fp8]",
             "test_scaled[bfloat16-17-33-300-128-1-int8]",
@@ -132,7 +134,7 @@ LAUNCHED = {
         *("attend", "causal_conv", "chunk", "expand", "gated_rms_norm", "merge", "recurrent_rule", "scan", "shrink"),
     },
     "products and sampling": {
-        *("int4_linear", "quantize_rows", "scaled_linear", "sum_splits"),
+        *("int4_linear", "quantize_rows", "scaled_linear", "sum_splits", "unpack_int4"),
         *("choose_experts", "clamped", "experts", "gated_experts", "int4_experts", "mix_rows", "scaled_experts"),
         *("sort_pairs", "bit_mask", "likeliest", "penalize", "sample", "uniform", "gate"),
     },

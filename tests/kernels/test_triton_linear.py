@@ -10,7 +10,17 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 
 from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
-from headrace.kernels.linear import Int4Weight, ScaledWeight, quantized
+from headrace.kernels.linear import (
+    AdaptedRows,
+    Addition,
+    Fp4Weight,
+    Int4Weight,
+    ScaledWeight,
+    quantized,
+    unpacked,
+)
+from headrace.kernels.linear import triton as triton_linear
+from headrace.kernels.linear.adapted import AdaptedProduct
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.linear.plain import plain_product
 from headrace.kernels.linear.quantized import Int4Product, ScaledProduct, quantized_product
@@ -25,7 +35,9 @@ from headrace.kernels.linear.triton import (
     quantize_rows_triton,
     scaled_linear_triton,
     scaled_tile,
+    unpack_int4_triton,
 )
+from headrace.kernels.linear.unpacked import int4_linear_unpacked, unpacked_bytes
 
 from .tolerances import TOLERANCES, assert_close
 
@@ -98,6 +110,52 @@ def test_int4_with_minima(rows, inputs, group_size, splits, triton_dtype, device
     values, group = weight.unpacked(), torch.arange(inputs, device=device) // group_size
     expected = values * weight.scales.t()[:, group] - weight.zeros.float().t()[:, group]
     torch.testing.assert_close(weight.dequantized(torch.float32), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "group_size"),
+    [(129, 130, 200, 64), (3, 24, 160, 160), (7, 600, 96, 32), (0, 16, 64, 64)],
+)
+@pytest.mark.parametrize("parts", ["whole", "parts"])
+def test_int4_of_many_rows(parts, rows, outputs, inputs, group_size, triton_dtype, monkeypatch, device):
+    """Bit for bit what torch makes of the dequantised weight, whole or some outputs at a time."""
+    weight = int4_weight(outputs, inputs, group_size, device)
+    if parts == "parts":
+        monkeypatch.setattr(unpacked, "MAX_BYTES", 256 * inputs * triton_dtype.itemsize)
+    x = normal(rows, inputs + 5).to(device, triton_dtype)[:, :inputs]
+    bias = normal(outputs, seed=2).to(device, triton_dtype) if rows % 2 else None
+    plain = weight.dequantized(triton_dtype)
+    assert_close(int4_linear_unpacked(x, weight, bias), torch.nn.functional.linear(x, plain, bias))
+    first = min(outputs, 48)
+    assert torch.equal(unpack_int4_triton(weight, range(outputs), triton_dtype).t(), plain)
+    assert torch.equal(unpack_int4_triton(weight, range(first, outputs), triton_dtype).t(), plain[first:])
+    largest = min(outputs, 256) if parts == "parts" else outputs
+    assert unpacked_bytes(weight, triton_dtype) == largest * inputs * triton_dtype.itemsize
+
+
+def test_int4_with_minima_and_floats_in_four_bits_are_unpacked(triton_dtype, device):
+    weight = int4_weight(40, 200, 32, device)
+    minima = replace(weight, zeros=(weight.zeros * weight.scales.mean()).half())
+    unpacked_minima = unpack_int4_triton(minima, range(40), triton_dtype).t()
+    assert_close(unpacked_minima, minima.dequantized(triton_dtype))
+    exponents = torch.randint(118, 130, (40, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    floats = Fp4Weight.pack(weight.unpacked().cpu(), exponents)
+    floats = replace(floats, packed=floats.packed.to(device), scales=floats.scales.to(device))
+    assert torch.equal(unpack_int4_triton(floats, range(40), triton_dtype).t(), floats.dequantized(triton_dtype))
+
+
+def test_a_weight_of_four_bits_is_unpacked_for_many_rows_alone(monkeypatch, device):
+    """And says what that takes: rows and outputs are others'."""
+    weight = int4_weight(40, 96, 32, device)
+    product, dtype = Int4Product(weight, None), torch.float32
+    few, many = normal(unpacked.MIN_ROWS - 1, 96).to(device), normal(unpacked.MIN_ROWS, 96).to(device)
+    assert (product.scratch_bytes(len(few), dtype), product.scratch_bytes(len(many), dtype)) == (0, 40 * 96 * 4)
+    adapted = AdaptedProduct(product, AdaptedRows(), [Addition(0, normal(2, 96), normal(2, 40))])
+    assert adapted.scratch_bytes(len(many), dtype) == 40 * 96 * 4
+    expected = many @ weight.dequantized(dtype).t()
+    assert_close(product(few), expected[: len(few)])
+    monkeypatch.setattr(triton_linear, "int4_linear_kernel", None)
+    assert_close(product(many), expected)
 
 
 @pytest.mark.parametrize(("inputs", "group_size"), [(64, 32), (72, 72), (200, 64)])

@@ -1,5 +1,6 @@
 """The engine's CUDA path, on a GPU that does nothing before it has to: answers are the CPU's."""
 
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from headrace.engine.request import Request
 from headrace.engine.speculative.ngram import NgramDrafter
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.transfer import Readback
+from headrace.kernels.linear import quantized, unpacked
 from headrace.kernels.paged_attention import sharing_gate
 
 from ..conftest import save_random_model
@@ -199,6 +201,24 @@ def test_memory_is_measured_and_enough(folder, expected, monkeypatch):
         assert reckoned == [len(graph_sizes(EngineConfig(**options), ModelConfig.from_pretrained(folder)))]
         assert_equal(generate(llm, EVERYTHING[:3]), expected[:3])
         assert 0.75 < (memory.others + memory.max_reserved) / memory.total < 0.81
+
+
+def test_what_four_bits_are_unpacked_into_is_set_aside_for_graphs_too(folder, tmp_path, monkeypatch):
+    """It is as much for a step of two tokens as for one of sixteen."""
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+    sizes = {"hidden_size": 64, "intermediate_size": 1024, "quantization_config": gptq}
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
+    options |= {"load_format": "dummy", "cuda_graph_sizes": (2,), "gpu_memory_utilization": 0.8}
+    monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    for module in (quantized, unpacked):
+        monkeypatch.setattr(module, "MIN_ROWS", 1)
+    with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
+        llm, memory = LLM(tmp_path, **options, device="cuda"), gpu.memory
+        generate(llm, EVERYTHING[:3])
+        assert 0.7 < (memory.others + memory.max_reserved) / memory.total < 0.81
 
 
 def test_a_model_too_large_is_refused(folder, monkeypatch):
