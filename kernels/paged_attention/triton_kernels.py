@@ -405,30 +405,40 @@ def _weigh(
 
 @triton.jit
 def _row_max(scores):
-    """Of each row the largest. A thread's numbers are compared in pairs first: what it does one after the other is a
-    chain of as many instructions, each waiting for the one before."""
-    even, odd = tl.split(tl.reshape(scores, [scores.shape[0], scores.shape[1] // 2, 2]))
+    """Of each row the largest. What a thread does to its numbers one after the other is a chain of as many
+    instructions, each waiting for the one before: they are first compared by twos, and by twos again."""
+    even, odd = _pairs(scores)
     halves = tl.maximum(even, odd)
-    if scores.shape[1] < 64:
-        return tl.max(halves, 1)
-    else:
-        # Eight columns on is the next of a thread's pairs.
-        eights = tl.reshape(halves, [scores.shape[0], scores.shape[1] // 16, 2, 4])
-        even, odd = tl.split(tl.permute(eights, [0, 1, 3, 2]))
-        return tl.max(tl.reshape(tl.maximum(even, odd), [scores.shape[0], scores.shape[1] // 4]), 1)
+    if scores.shape[1] >= 64:
+        even, odd = _next_pairs(halves)
+        halves = tl.maximum(even, odd)
+    return tl.max(halves, 1)
 
 
 @triton.jit
 def _row_sum(weights):
     """As `_row_max`."""
-    even, odd = tl.split(tl.reshape(weights, [weights.shape[0], weights.shape[1] // 2, 2]))
+    even, odd = _pairs(weights)
     halves = even + odd
-    if weights.shape[1] < 64:
-        return tl.sum(halves, 1)
-    else:
-        eights = tl.reshape(halves, [weights.shape[0], weights.shape[1] // 16, 2, 4])
-        even, odd = tl.split(tl.permute(eights, [0, 1, 3, 2]))
-        return tl.sum(tl.reshape(even + odd, [weights.shape[0], weights.shape[1] // 4]), 1)
+    if weights.shape[1] >= 64:
+        even, odd = _next_pairs(halves)
+        halves = even + odd
+    return tl.sum(halves, 1)
+
+
+@triton.jit
+def _pairs(x):
+    """Neighbouring columns: of a product, one thread has both."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+
+
+@triton.jit
+def _next_pairs(x):
+    """Of what `_pairs` left, what one thread has four columns apart."""
+    apart = tl.reshape(x, [x.shape[0], x.shape[1] // 8, 2, 4])
+    first, second = tl.split(tl.permute(apart, [0, 1, 3, 2]))
+    half: tl.constexpr = [x.shape[0], x.shape[1] // 2]
+    return tl.reshape(first, half), tl.reshape(second, half)
 
 
 @triton.jit
