@@ -140,26 +140,24 @@ def candidates(chosen: Any) -> tuple[list[Any], list[Any]]:
     rows = chosen.narrow.rows
     narrow = [
         chosen.narrow,
-        KernelShape(rows, 32, 4, 5, 4, 128, overlaps=False),
-        KernelShape(rows, 32, 2, 5, 4, 255, overlaps=False),
-        KernelShape(rows, 32, 4, 9, 3, 168, overlaps=False),
-        KernelShape(rows, 64, 4, 5, 2, 255, overlaps=False),
-        KernelShape(rows, 64, 4, 5, 3, 168, overlaps=False),
-        KernelShape(rows, 64, 4, 7, 2, 255, overlaps=False),
-        KernelShape(rows, 64, 4, 5, 2, 255, overlaps=True),
-        KernelShape(rows, 128, 4, 5, 1, 255, overlaps=False),
-        KernelShape(rows, 16, 4, 7, 6, 80, overlaps=False),
+        KernelShape(rows, 32, 1, 5, 8, 255),
+        KernelShape(rows, 32, 1, 3, 8, 255),
+        KernelShape(rows, 16, 1, 3, 8, 255),
+        KernelShape(rows, 32, 2, 5, 5, 160),
+        KernelShape(rows, 32, 4, 7, 4, 128),
+        KernelShape(rows, 64, 4, 3, 4, 128),
+        KernelShape(rows, 64, 4, 5, 3, 168),
+        KernelShape(rows, 128, 4, 3, 2, 255),
     ]
     wide = [
         chosen.wide,
-        replace(chosen.wide, max_registers=255),
-        replace(chosen.wide, overlaps=False),
-        replace(chosen.wide, overlaps=False, max_registers=255),
-        replace(chosen.wide, num_stages=4, max_registers=255),
-        KernelShape(128, 128, 8, 4, 1, 255, overlaps=False),
-        KernelShape(64, 64, 4, 4, 2, 255, overlaps=True),
-        KernelShape(64, 64, 4, 4, 2, 255, overlaps=False),
-        KernelShape(64, 32, 4, 5, 3, 168, overlaps=False),
+        KernelShape(128, 128, 8, 3, 1, 255),
+        KernelShape(128, 64, 8, 5, 1, 255),
+        KernelShape(256, 64, 8, 5, 1, 255),
+        KernelShape(256, 64, 16, 5, 1, 128),
+        KernelShape(128, 32, 4, 5, 2, 255),
+        KernelShape(64, 64, 4, 5, 2, 255),
+        KernelShape(64, 32, 4, 5, 3, 168),
     ]
     return narrow, wide
 
@@ -183,7 +181,6 @@ def _words(shapes: Any) -> str:
     return "; ".join(
         f"{name} {each['rows']}x{each['tile']} warps {each['num_warps']} stages {each['num_stages']} "
         f"programs {each['programs_per_processor']} registers {each['max_registers']}"
-        f"{' overlaps' if each['overlaps'] else ''}"
         for name, each in asdict(shapes).items()
     )
 

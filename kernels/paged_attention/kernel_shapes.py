@@ -20,7 +20,7 @@ class KernelShape:
 
     A tile's keys are found by way of the block table, and each of the two loads takes stages of the pipeline: it needs
     five before a second tile is on its way while one is computed, and seven before a third (seen in the shared memory
-    of what was compiled). max_registers: what a thread may take. overlaps: see `attend_kernel`.
+    of what was compiled). max_registers: what a thread may take.
     """
 
     rows: int
@@ -29,8 +29,6 @@ class KernelShape:
     num_stages: int
     programs_per_processor: int
     max_registers: int
-    overlaps: bool
-    has_whole: bool = False
 
     def shared_bytes(self, head_dim: int, dtype: torch.dtype, key_rest: int = 0) -> int:
         """What a program takes at most before Hopper: queries, weights, and the tiles that are under way of both.
@@ -85,42 +83,47 @@ def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch
     def of_rows(rows: int) -> KernelShape:
         # Keys at a time, and stages. Of 64 rows the sums go through shared memory on a B200, which takes what is left.
         sizes = ((16, 5), (16, 3)) if dtype == torch.float32 else ((32, 5 if rows < 64 else 3), (16, 5), (16, 3))
-        shapes = [KernelShape(rows, tile, 8, stages, 1, 255, overlaps=False) for tile, stages in sizes]
+        shapes = [KernelShape(rows, tile, 8, stages, 1, 255) for tile, stages in sizes]
         return _first_that_fits(shapes, head_dim, dtype, shared, key_rest)
 
     return KernelShapes(of_rows(max(16, _power_of_two(group))), of_rows(most_latent_rows(dtype, shared)))
 
 
 def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:
-    """Chosen by reading what the compiler makes of them (`docs/decisions.md`)."""
+    """Up to heads of 128 chosen by measurement on an H200, beyond by reading what the compiler makes of them
+    (`docs/decisions.md`)."""
     rows, wide_rows = max(16, group), max(128, group)
-    narrow = KernelShape(rows, 32, 4, 5, programs_per_processor=2, max_registers=255, overlaps=False)
+    narrow = KernelShape(rows, 32, 4, 5, programs_per_processor=2, max_registers=255)
     if dtype == torch.float32:
-        # Without tensor cores, nothing overlaps.
+        # There are no tensor cores for it.
         return KernelShapes(narrow, replace(narrow, rows=max(32, group), programs_per_processor=1))
     if head_dim > 128:
-        return KernelShapes(narrow, KernelShape(wide_rows, 32, 8, 5, 1, max_registers=255, overlaps=True))
-    # What a wide program leaves of a processor's registers and memory is enough for one of these beside it.
-    # Twice the keys are as many bytes where they are in FP8, and fewer instructions a key.
-    tile = 64 if reads_fp8 and rows == 16 else 32
-    narrow = KernelShape(rows, tile, 4, 7, programs_per_processor=4, max_registers=128, overlaps=False)
-    return KernelShapes(narrow, KernelShape(wide_rows, 64, 8, 5, 1, max_registers=192, overlaps=True))
+        return KernelShapes(narrow, KernelShape(wide_rows, 64, 8, 3, 1, max_registers=255))
+    if rows > 16:
+        narrow = KernelShape(rows, 32, 4, 7, programs_per_processor=4, max_registers=128)
+    else:
+        # Eight warps that wait for nobody but memory read faster than four times four that wait for each other.
+        tile = 32 if reads_fp8 or head_dim <= 64 else 16
+        narrow = KernelShape(rows, tile, 1, 5, programs_per_processor=8, max_registers=255)
+    if head_dim <= 64:
+        return KernelShapes(narrow, KernelShape(max(64, group), 128, 4, 5, 2, max_registers=255))
+    return KernelShapes(narrow, KernelShape(wide_rows, 128, 8, 5, 1, max_registers=255))
 
 
 def _narrow_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[KernelShape]:
     is_small = head_dim <= 128 and dtype != torch.float32
     registers, programs = (128, (4, 2, 1)) if is_small else (255, (2, 1))
-    shapes = [KernelShape(max(16, group), 32, 4, 5, number, registers, overlaps=False) for number in programs]
+    shapes = [KernelShape(max(16, group), 32, 4, 5, number, registers) for number in programs]
     return [*shapes, replace(shapes[-1], tile=16)]
 
 
 def _wide_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[KernelShape]:
-    """In 16 bits, rows and tiles that leave every number in a register, which those that overlap do not: here a product
-    is waited for. 128 rows by 32 keys is also what FlashAttention-2 has on sm_86 and sm_89 where nothing is masked."""
+    """In 16 bits, rows and tiles that leave every number in a register. 128 rows by 32 keys is also what
+    FlashAttention-2 has on sm_86 and sm_89 where nothing is masked."""
     num_warps, sizes = 8, [(128, 64), (128, 32)] if head_dim <= 128 else [(64, 32), (64, 16)]
     if dtype == torch.float32:
         num_warps, sizes = 4, [(32, 32), (16, 32), (16, 16)]
-    return [KernelShape(max(rows, group), tile, num_warps, 5, 1, 255, overlaps=False) for rows, tile in sizes]
+    return [KernelShape(max(rows, group), tile, num_warps, 5, 1, 255) for rows, tile in sizes]
 
 
 def _first_that_fits(

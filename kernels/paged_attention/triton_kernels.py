@@ -46,7 +46,6 @@ def attend_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
     IS_PAIRED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -57,9 +56,9 @@ def attend_kernel(
 ):
     """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
 
-    `OVERLAPS`: the tensor cores add up a tile's values while the next one's weights are worked out; else the loop is
-    short, for where reading keys is all the work. `IS_PAIRED`: values are of 8 bits, and read two at a time.
-    `KEY_REST`: keys have so many numbers behind those that are their values too; 0: values are others.
+    `HAS_WHOLE`: tiles that every row sees whole have a loop of their own, without masks; not worth its start where
+    there are few. `IS_PAIRED`: values are of 8 bits, and read two at a time. `KEY_REST`: keys have so many numbers
+    behind those that are their values too; 0: values are others.
     """
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
@@ -126,53 +125,27 @@ def attend_kernel(
             has_sink = is_row & (is_final == 1)
             highest = tl.load(sinks + head, mask=has_sink, other=float("-inf")) * LOG2_E
             total = tl.where(has_sink, 1.0, 0.0)
-        if OVERLAPS:
-            # Of the tile before the first: nothing.
-            decay = tl.zeros([ROWS], tl.float32)
-            weights = tl.zeros([ROWS, TILE], tl.float32)
-            # Tiles that every row sees whole come first and need no mask; under a window all are masked.
-            num_whole = 0 if HAS_WINDOW else tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE
-            masked_begin = begin + num_whole * TILE
+        even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
+        odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
+        masked_begin = begin
+        if HAS_WHOLE:
+            masked_begin += tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE * TILE
             for start in range(begin, masked_begin, TILE):
-                highest, total, decay, weights, weighted = _overlapped_step(
-                    highest, total, decay, weights, weighted, queries, position, keys, values, table, start, begin,
-                    kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, nth,
-                    within, is_dim, BLOCK_SIZE, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
-                )  # fmt: skip
-            for start in range(masked_begin, kv_end, TILE):
-                highest, total, decay, weights, weighted = _overlapped_step(
-                    highest, total, decay, weights, weighted, queries, position, keys, values, table, start, begin,
-                    kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, nth,
-                    within, is_dim, BLOCK_SIZE, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
-                )  # fmt: skip
-            last = begin + tl.maximum(kv_end - begin - 1, 0) // TILE * TILE
-            tile_values = _tile(
-                values, table, last, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
-                BLOCK_SIZE, True,
-            ).to(queries.dtype)  # fmt: skip
-            weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
-        else:
-            even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
-            odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
-            masked_begin = begin
-            if HAS_WHOLE:
-                masked_begin += tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE * TILE
-                for start in range(begin, masked_begin, TILE):
-                    highest, total, weighted, even, odd = _step(
-                        highest, total, weighted, even, odd, queries, rest_queries, position, keys, values, table,
-                        start, kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride,
-                        cache_slot_stride, nth, within, is_dim, within_rest, is_rest, HEAD_DIM, PADDED_DIM, KEY_REST,
-                        BLOCK_SIZE, IS_PAIRED, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
-                    )  # fmt: skip
-            for start in range(masked_begin, kv_end, TILE):
                 highest, total, weighted, even, odd = _step(
                     highest, total, weighted, even, odd, queries, rest_queries, position, keys, values, table,
                     start, kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride,
                     cache_slot_stride, nth, within, is_dim, within_rest, is_rest, HEAD_DIM, PADDED_DIM, KEY_REST,
-                    BLOCK_SIZE, IS_PAIRED, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
+                    BLOCK_SIZE, IS_PAIRED, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
                 )  # fmt: skip
-            if IS_PAIRED:
-                weighted = tl.interleave(even, odd)
+        for start in range(masked_begin, kv_end, TILE):
+            highest, total, weighted, even, odd = _step(
+                highest, total, weighted, even, odd, queries, rest_queries, position, keys, values, table,
+                start, kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride,
+                cache_slot_stride, nth, within, is_dim, within_rest, is_rest, HEAD_DIM, PADDED_DIM, KEY_REST,
+                BLOCK_SIZE, IS_PAIRED, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
+            )  # fmt: skip
+        if IS_PAIRED:
+            weighted = tl.interleave(even, odd)
 
         # A row that saw no key has an output of zero and a log-sum-exp of -inf, and so no weight in a merge.
         divisor = tl.where(total > 0, total, 1.0)
@@ -188,53 +161,6 @@ def attend_kernel(
             rows = partial_output + part[:, None] * HEAD_DIM + dim[None, :]
             tl.store(rows, attended.to(partial_output.dtype.element_ty), mask=is_entry)
             tl.store(partial_lse + part, row_lse, mask=is_row)
-
-
-@triton.jit
-def _overlapped_step(
-    highest,
-    total,
-    decay,
-    weights,
-    weighted,
-    queries,
-    position,
-    keys,
-    values,
-    table,
-    start,
-    begin,
-    kv_begin,
-    kv_end,
-    scale,
-    soft_cap,
-    sliding_window,
-    cache_block_stride,
-    cache_slot_stride,
-    nth,
-    within,
-    is_dim,
-    BLOCK_SIZE: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """The scores of a tile, and the values of the one before by its `weights`."""
-    tile_keys = _tile(
-        keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim, BLOCK_SIZE, IS_MASKED
-    ).to(queries.dtype)
-    scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
-    before = tl.maximum(start - nth.shape[0], begin)
-    tile_values = _tile(
-        values, table, before, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim, BLOCK_SIZE, IS_MASKED
-    ).to(queries.dtype)
-    weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
-    highest, total, decay, weights = _weigh(
-        scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
-        IS_MASKED, HAS_WINDOW, HAS_SOFT_CAP,
-    )  # fmt: skip
-    return highest, total, decay, weights, weighted
 
 
 @triton.jit
@@ -395,50 +321,12 @@ def _weigh(
         if HAS_WINDOW:
             is_seen = is_seen & (key >= kv_begin)[None, :] & (key[None, :] > position[:, None] - sliding_window)
         scores = tl.where(is_seen, scores, float("-inf"))
-    new_highest = tl.maximum(highest, _row_max(scores) * factor)
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
     # While a row has seen nothing its highest is -inf, and -inf less -inf would be NaN.
     base = tl.where(new_highest == float("-inf"), 0.0, new_highest) if IS_MASKED else new_highest
     weights = tl.exp2(scores * factor - base[:, None])
     decay = tl.exp2(highest - base)
-    return new_highest, total * decay + _row_sum(weights), decay, weights
-
-
-@triton.jit
-def _row_max(scores):
-    """Of each row the largest. What a thread does to its numbers one after the other is a chain of as many
-    instructions, each waiting for the one before: they are first compared by twos, and by twos again."""
-    even, odd = _pairs(scores)
-    halves = tl.maximum(even, odd)
-    if scores.shape[1] >= 64:
-        even, odd = _next_pairs(halves)
-        halves = tl.maximum(even, odd)
-    return tl.max(halves, 1)
-
-
-@triton.jit
-def _row_sum(weights):
-    """As `_row_max`."""
-    even, odd = _pairs(weights)
-    halves = even + odd
-    if weights.shape[1] >= 64:
-        even, odd = _next_pairs(halves)
-        halves = even + odd
-    return tl.sum(halves, 1)
-
-
-@triton.jit
-def _pairs(x):
-    """Neighbouring columns: of a product, one thread has both."""
-    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-
-
-@triton.jit
-def _next_pairs(x):
-    """Of what `_pairs` left, what one thread has four columns apart."""
-    apart = tl.reshape(x, [x.shape[0], x.shape[1] // 8, 2, 4])
-    first, second = tl.split(tl.permute(apart, [0, 1, 3, 2]))
-    half: tl.constexpr = [x.shape[0], x.shape[1] // 2]
-    return tl.reshape(first, half), tl.reshape(second, half)
+    return new_highest, total * decay + tl.sum(weights, 1), decay, weights
 
 
 @triton.jit

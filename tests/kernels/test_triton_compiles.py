@@ -16,8 +16,6 @@ from headrace.kernels.paged_attention.kernel_shapes import KernelShape
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 HERE = Path(__file__).parent
-# What each program takes besides.
-RESERVED_SHARED_BYTES = 1024
 
 
 def launched_kernels() -> set[str]:
@@ -58,14 +56,6 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
     assert_fits(compiled)
     assert not [each["kernel"] for each in compiled if each["fuses"]]
     assert not [(each["kernel"], each["unwritten"]) for each in compiled if each["unwritten"]]
-    # Where prefixes are shared, reading own keys goes on beside the products: a processor has room for both programs.
-    beside = [
-        max(each["shared_bytes"] for each in compiled if each.get("OVERLAPS") is overlaps and each["HEAD_DIM"] == 128)
-        for overlaps in (True, False)
-    ]
-    assert sum(beside) + 2 * RESERVED_SHARED_BYTES <= compiled[0]["limit"]
-    # Twice the keys where they are half as many bytes.
-    assert {each["TILE"] for each in compiled if each.get("IS_PAIRED")} == {64}
 
 
 def test_gpus_with_less_shared_memory(tmp_path):
@@ -77,5 +67,5 @@ def test_gpus_with_less_shared_memory(tmp_path):
     attending = [each for each in compiled if each["kernel"] == "attend_kernel"]
     assert attending
     for each in attending:
-        shape = KernelShape(each["ROWS"], each["TILE"], each["num_warps"], each["num_stages"], 1, 255, overlaps=False)
+        shape = KernelShape(each["ROWS"], each["TILE"], each["num_warps"], each["num_stages"], 1, 255)
         assert each["shared_bytes"] <= shape.shared_bytes(each["HEAD_DIM"], torch.bfloat16, each["KEY_REST"])
