@@ -177,13 +177,7 @@ class LLM:
         return one_each("sampling_params", chosen, SamplingParams, "a SamplingParams", number)
 
     def _read(self, prompts: Prompts) -> list[ReadPrompt]:
-        read = []
-        for position, prompt in enumerate([prompts] if is_one(prompts) else _listed(prompts, "prompts")):
-            try:
-                read.append(self._prompts.read(prompt))
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
-        return read
+        return self._prompts.read([prompts] if is_one(prompts) else _listed(prompts, "prompts"))
 
     def _run(
         self,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from .launch_sizes import next_power_of_2
 from .triton_checks import FLOAT_DTYPES, check_tensor
 
 # A row is one program's registers.
@@ -34,7 +34,7 @@ def launch_norm(
     output = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
     if not num_rows:
         return output
-    padded = triton.next_power_of_2(size)
+    padded = next_power_of_2(size)
     kernel[(num_rows,)](
         output,
         x,

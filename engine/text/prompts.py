@@ -1,10 +1,11 @@
 """Prompts as the offline face is given them, and what the engine wants of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, TypeGuard
 
 from ..errors import InvalidRequestError
 from ..vision.prompt_images import Picture, PromptImage
@@ -55,26 +56,55 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True)
+class _Given:
+    """A prompt as it was given: without `token_ids` its text is to be encoded."""
+
+    text: str | None
+    token_ids: list[int] | None
+    pictures: Sequence[Picture] = ()
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Self:
+        """Raises `InvalidRequestError`."""
+        if isinstance(prompt, str):
+            return cls(_encodable(prompt), None)
+        if isinstance(prompt, list | tuple):
+            return cls(None, _token_ids(prompt))
+        given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+        text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+        if token_ids is not None:
+            return cls(text if isinstance(text, str) else None, _token_ids(token_ids), _pictures(given))
+        if isinstance(text, str):
+            return cls(_encodable(text), None, _pictures(given))
+        raise InvalidRequestError(
+            'a prompt must be a text, a list of token ids, or an object with "prompt" or "prompt_token_ids"'
+        )
+
+
+@dataclass(frozen=True)
 class InputProcessor:
     """Reads prompts, with vLLM's name. Every method raises `InvalidRequestError` saying what is wrong with a prompt."""
 
     tokenizer: Tokenizer
     images: ImageReader
 
-    def read(self, prompt: Prompt) -> ReadPrompt:
-        if isinstance(prompt, str):
-            return ReadPrompt(prompt, self.tokenizer.encode(_encodable(prompt)))
-        if isinstance(prompt, list | tuple):
-            return ReadPrompt(None, _token_ids(prompt))
-        given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
-        text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
-        if token_ids is not None:
-            return self._with_images(text if isinstance(text, str) else None, _token_ids(token_ids), _pictures(given))
-        if isinstance(text, str):
-            return self._with_images(text, self.tokenizer.encode(_encodable(text)), _pictures(given))
-        raise InvalidRequestError(
-            'a prompt must be a text, a list of token ids, or an object with "prompt" or "prompt_token_ids"'
-        )
+    def read(self, prompts: Iterable[Prompt]) -> list[ReadPrompt]:
+        """What is wrong is said with the prompt's place among them. Texts are encoded together, on all cores."""
+        given = []
+        for position, prompt in enumerate(prompts):
+            with _naming(position):
+                given.append(_Given.of(prompt))
+        texts = [(position, each.text or "") for position, each in enumerate(given) if each.token_ids is None]
+        encoded: Iterator[list[int]] = iter(())
+        if texts:
+            with _naming(texts[0][0]):
+                encoded = iter(self.tokenizer.encode_batch([text for _, text in texts]))
+        read = []
+        for position, each in enumerate(given):
+            with _naming(position):
+                token_ids = next(encoded) if each.token_ids is None else each.token_ids
+                read.append(self._with_images(each.text, token_ids, each.pictures))
+        return read
 
     def chats(
         self,
@@ -111,6 +141,14 @@ class InputProcessor:
             return ReadPrompt(text, token_ids)
         images = self.images.images(pictures)
         return ReadPrompt(text, self.images.expanded(token_ids, [image.grid for image in images]).tolist(), images)
+
+
+@contextmanager
+def _naming(position: int) -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
 
 
 def _token_ids(given: Any) -> list[int]:

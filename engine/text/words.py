@@ -3,6 +3,7 @@
 import json
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -26,6 +27,8 @@ Packed = bytes
 _MAX_KNOWN = 50_000
 # Of all words together: a word may be as long as a text, and a token of it takes dozens of bytes.
 _MAX_KNOWN_CHARACTERS = 2_000_000
+# Texts that begin alike for fewer characters than this are looked through for themselves.
+_LEAST_ALIKE = 500
 # Of more words that are new than this, remembering costs more than it saves.
 _MAX_NEW = 0.25
 
@@ -57,21 +60,57 @@ class WordEncoder:
 
     def pack_batch(self, texts: Sequence[str]) -> list[Packed] | None:
         """The token ids of each text; None where too many of its words are new. No text holds an added token."""
-        cut = [self._words.findall(text) for text in texts]
+        beginnings, cut = self._cut(texts)
+        num_words = sum(len(beginnings[which]) + len(words) for which, words in cut)
+        each = [*beginnings, *(words for _, words in cut)]
         known = self._known
-        new = list({word for word in chain.from_iterable(cut) if word not in known})
+        new = list({word for word in chain.from_iterable(each) if word not in known})
         num_characters = sum(map(len, new))
-        if len(new) > _MAX_NEW * sum(map(len, cut)) or num_characters > _MAX_KNOWN_CHARACTERS:
+        if len(new) > _MAX_NEW * num_words or num_characters > _MAX_KNOWN_CHARACTERS:
             return None
         if len(known) + len(new) > _MAX_KNOWN or self._num_characters + num_characters > _MAX_KNOWN_CHARACTERS:
             # A new one: another thread may be reading what was known.
             known = self._known = {}
-            new = list(set(chain.from_iterable(cut)))
+            new = list(set(chain.from_iterable(each)))
             self._num_characters, num_characters = 0, sum(map(len, new))
         self._num_characters += num_characters
         encodings = self._fast.encode_batch_fast(new, add_special_tokens=False)
         known.update((word, packed(encoding.ids)) for word, encoding in zip(new, encodings, strict=True))
-        return [b"".join(map(known.__getitem__, words)) for words in cut]
+        begun = [b"".join(map(known.__getitem__, words)) for words in beginnings]
+        return [begun[which] + b"".join(map(known.__getitem__, words)) for which, words in cut]
+
+    def _cut(self, texts: Sequence[str]) -> tuple[list[list[str]], list[tuple[int, list[str]]]]:
+        """Words that several texts, one after the other, begin with; of each text which of these, and its other words.
+
+        What is long and begins as the text before is not looked through again.
+        """
+        beginnings: list[list[str]] = [[]]
+        cut: list[tuple[int, list[str]]] = []
+        # `held`: the text of the last beginning, and a character more, with which it is sure to end.
+        before, held, which = "", "", 0
+        for text in texts:
+            if len(text) < _LEAST_ALIKE:
+                cut.append((0, self._words.findall(text)))
+                continue
+            size = len(held)
+            if not text.startswith(held) or text[size : size + _LEAST_ALIKE] == before[size : size + _LEAST_ALIKE]:
+                words = self._alike(text, before)
+                held, which = text[: sum(map(len, words)) + 1] if words else "", len(beginnings) if words else 0
+                if words:
+                    beginnings.append(words)
+            cut.append((which, self._words.findall(text, max(len(held) - 1, 0))))
+            before = text
+        return beginnings, cut
+
+    def _alike(self, text: str, other: str) -> list[str]:
+        """The words that both begin with; none where that is little."""
+        if text[:_LEAST_ALIKE] != other[:_LEAST_ALIKE]:
+            return []
+        lengths = range(1, min(len(text), len(other)) + 1)
+        alike = text[: bisect_left(lengths, True, key=lambda length: text[:length] != other[:length])]
+        # The last one may go on.
+        words: list[str] = self._words.findall(alike)[:-1]
+        return words
 
 
 def packed(token_ids: Iterable[int]) -> Packed:

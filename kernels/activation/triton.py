@@ -1,9 +1,9 @@
 """Gated activations on the GPU: checks, and launches."""
 
 import torch
-import triton
 from torch import Tensor
 
+from ..launch_sizes import cdiv
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .triton_kernels import clamped_kernel, gate_kernel
 
@@ -25,7 +25,7 @@ def clamped_swiglu_triton(gate_up: Tensor, limit: float, alpha: float) -> Tensor
     output = _room(gate_up)
     if output.numel():
         num_rows, size = output.shape
-        grid = (num_rows, triton.cdiv(size, _COLUMNS_PER_PROGRAM))
+        grid = (num_rows, cdiv(size, _COLUMNS_PER_PROGRAM))
         clamped_kernel[grid](
             output, gate_up, size, gate_up.stride(0), limit, alpha, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
         )
@@ -36,7 +36,7 @@ def _gate(gate_up: Tensor, is_silu: bool) -> Tensor:
     output = _room(gate_up)
     if output.numel():
         num_rows, size = output.shape
-        grid = (num_rows, triton.cdiv(size, _COLUMNS_PER_PROGRAM))
+        grid = (num_rows, cdiv(size, _COLUMNS_PER_PROGRAM))
         gate_kernel[grid](
             output, gate_up, size, gate_up.stride(0), IS_SILU=is_silu, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
         )

@@ -1,9 +1,9 @@
 """Gated DeltaNet on the GPU: checks, and launches."""
 
 import torch
-import triton
 from torch import Tensor
 
+from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .sequence_table import CHUNK, SequenceTable
 from .state_slots import StateSlots
@@ -40,7 +40,7 @@ def causal_conv_triton(x: Tensor, weight: Tensor, states: Tensor, slots: StateSl
     if not num_tokens:
         return output
     table = slots.table
-    causal_conv_kernel[(table.num_tiles, triton.cdiv(num_channels, _CHANNELS_PER_PROGRAM))](
+    causal_conv_kernel[(table.num_tiles, cdiv(num_channels, _CHANNELS_PER_PROGRAM))](
         output,
         states,
         x,
@@ -50,7 +50,7 @@ def causal_conv_triton(x: Tensor, weight: Tensor, states: Tensor, slots: StateSl
         num_channels,
         x.stride(0),
         WIDTH=width,
-        PADDED_ENTRIES=triton.next_power_of_2(width - 1),
+        PADDED_ENTRIES=next_power_of_2(width - 1),
         TOKENS=table.tile_tokens,
         CHANNELS=_CHANNELS_PER_PROGRAM,
         num_warps=2 if table.tile_tokens == 1 else 4,
@@ -74,11 +74,11 @@ def gated_delta_rule_triton(
     if not slots.num_tokens:
         return output
     table = slots.table
-    shape = {"HEADS_PER_KEY": heads_per_key, "KEY_DIM": key_dim, "PADDED_KEY_DIM": triton.next_power_of_2(key_dim)}
+    shape = {"HEADS_PER_KEY": heads_per_key, "KEY_DIM": key_dim, "PADDED_KEY_DIM": next_power_of_2(key_dim)}
     # Without tensor cores a chunk's products take as long as going token by token, and spill.
     num_few = table.num_sequences if mixed.dtype == torch.float32 else table.num_few
     if num_few:
-        recurrent_rule_kernel[(num_heads * triton.cdiv(value_dim, _FEW_VALUES), num_few)](
+        recurrent_rule_kernel[(num_heads * cdiv(value_dim, _FEW_VALUES), num_few)](
             output,
             states,
             *(mixed, decay, beta, decay_scale, decay_bias),
@@ -127,8 +127,8 @@ def _go_by_chunks(
         TOKENS=CHUNK,
         num_warps=options["num_warps"],
     )
-    values = min(triton.next_power_of_2(value_dim), _CHUNK_VALUES)
-    scan_kernel[(num_heads * triton.cdiv(value_dim, values), table.num_sequences - table.num_few)](
+    values = min(next_power_of_2(value_dim), _CHUNK_VALUES)
+    scan_kernel[(num_heads * cdiv(value_dim, values), table.num_sequences - table.num_few)](
         output,
         states,
         mixed,
@@ -197,9 +197,9 @@ def gated_rms_norm_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -
     num_rows = num_tokens * num_heads
     if not num_rows:
         return output
-    padded = triton.next_power_of_2(size)
+    padded = next_power_of_2(size)
     rows = max(_NUMBERS_PER_PROGRAM // padded, 1)
-    gated_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    gated_rms_norm_kernel[(cdiv(num_rows, rows),)](
         output,
         x,
         gate,

@@ -1,9 +1,9 @@
 """Copies between KV blocks on the GPU: checks, and launches."""
 
 import torch
-import triton
 from torch import Tensor
 
+from ..launch_sizes import cdiv
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .fp8 import FP8_LARGEST
 from .triton_kernels import copy_blocks_kernel
@@ -22,7 +22,7 @@ def copy_blocks_triton(kv_cache: Tensor, sources: Tensor, destinations: Tensor) 
     if not len(sources):
         return
     num_blocks, block_numel = kv_cache.shape[2], kv_cache[0, 0, 0].numel()
-    grid = (len(sources), kv_cache.shape[0] * kv_cache.shape[1], triton.cdiv(block_numel, _ELEMENTS_PER_PROGRAM))
+    grid = (len(sources), kv_cache.shape[0] * kv_cache.shape[1], cdiv(block_numel, _ELEMENTS_PER_PROGRAM))
     # Bits are copied, whatever numbers they mean.
     bits = kv_cache.view(_BYTES_OF_INT[kv_cache.dtype.itemsize])
     copy_blocks_kernel[grid](bits, sources, destinations, num_blocks, block_numel, ELEMENTS=_ELEMENTS_PER_PROGRAM)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import triton
 from torch import Tensor
 
 from ..device import num_processors, shared_bytes
+from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .gates import Gate
 from .triton_kernels import (
@@ -73,7 +73,7 @@ def scaled_tile(num_rows: int, num_outputs: int, is_grouped: bool, processors: i
     """The tile for a product of so many rows: as large as leaves every processor one, and as its memory holds."""
     if num_rows <= _FEW_ROWS.rows:
         return _FEW_ROWS
-    num_wide = triton.cdiv(num_rows, _MANY_ROWS.rows) * triton.cdiv(num_outputs, _MANY_ROWS.outputs)
+    num_wide = cdiv(num_rows, _MANY_ROWS.rows) * cdiv(num_outputs, _MANY_ROWS.outputs)
     # Groups need a second set of sums.
     is_narrow = is_grouped or num_wide < processors or _MANY_ROWS.num_stages(shared) < _MIN_STAGES
     return _SOME_ROWS if is_narrow else _MANY_ROWS
@@ -102,13 +102,13 @@ def _quantize(x: Tensor, num_inputs: int, dtype: torch.dtype, group_size: int, g
     if not 1 <= min(group_size, num_inputs) <= MAX_GROUP_SIZE:
         raise ValueError(f"group_size {group_size} for x {tuple(x.shape)} must be between 1 and {MAX_GROUP_SIZE}")
     group_size = min(group_size, num_inputs)
-    num_groups = triton.cdiv(num_inputs, group_size)
+    num_groups = cdiv(num_inputs, group_size)
     values = torch.empty(num_rows, num_inputs, dtype=dtype, device=x.device)
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
     if num_rows:
-        padded = triton.next_power_of_2(group_size)
-        groups = min(max(_NUMBERS_PER_QUANTIZER // padded, 1), triton.next_power_of_2(num_groups))
-        quantize_rows_kernel[(num_rows, triton.cdiv(num_groups, groups))](
+        padded = next_power_of_2(group_size)
+        groups = min(max(_NUMBERS_PER_QUANTIZER // padded, 1), next_power_of_2(num_groups))
+        quantize_rows_kernel[(num_rows, cdiv(num_groups, groups))](
             values,
             scales,
             x,
@@ -148,12 +148,12 @@ def scaled_linear_triton(
         return output
     processors, shared = num_processors(values.device), shared_bytes(values.device)
     tile = tile or scaled_tile(num_rows, num_outputs, is_grouped, processors, shared)
-    num_tiles = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs)
-    inputs_tiles = triton.cdiv(num_inputs, KERNEL_GROUP_SIZE)
+    num_tiles = cdiv(num_rows, tile.rows) * cdiv(num_outputs, tile.outputs)
+    inputs_tiles = cdiv(num_inputs, KERNEL_GROUP_SIZE)
     room = tile.per_processor * processors
     wanted = num_splits or _wanted_splits(num_rows, num_inputs, room // num_tiles, inputs_tiles)
-    tiles_per_split = triton.cdiv(inputs_tiles, wanted)
-    splits = triton.cdiv(inputs_tiles, tiles_per_split)
+    tiles_per_split = cdiv(inputs_tiles, wanted)
+    splits = cdiv(inputs_tiles, tiles_per_split)
     parts = output if splits == 1 else torch.empty(splits, *output.shape, dtype=torch.float32, device=values.device)
     scaled_linear_kernel[(min(num_tiles * splits, room),)](
         parts,
@@ -196,14 +196,14 @@ def int4_linear_triton(
     if not output.numel():
         return output
     # Without tensor cores a tile of more rows does not fit into the registers.
-    rows = min(max(triton.next_power_of_2(num_rows), 16), 32 if x.dtype == torch.float32 else 128)
+    rows = min(max(next_power_of_2(num_rows), 16), 32 if x.dtype == torch.float32 else 128)
     outputs, per_processor = (128, _PROGRAMS_PER_PROCESSOR) if rows > 32 else (64, _NARROW_PER_PROCESSOR)
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_outputs, outputs))
-    num_tiles = triton.cdiv(weight.num_inputs, 2 * HALF_TILE)
+    grid = (cdiv(num_rows, rows), cdiv(num_outputs, outputs))
+    num_tiles = cdiv(weight.num_inputs, 2 * HALF_TILE)
     to_fill = per_processor * num_processors(x.device) // (grid[0] * grid[1])
     wanted = num_splits or _wanted_splits(num_rows, weight.num_inputs, to_fill, num_tiles)
-    tiles_per_split = triton.cdiv(num_tiles, wanted)
-    splits = triton.cdiv(num_tiles, tiles_per_split)
+    tiles_per_split = cdiv(num_tiles, wanted)
+    splits = cdiv(num_tiles, tiles_per_split)
     parts = output if splits == 1 else torch.empty(splits, *output.shape, dtype=torch.float32, device=x.device)
     int4_linear_kernel[(*grid, splits)](
         parts,
@@ -284,7 +284,7 @@ def int4_options(
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:
-    grid = (triton.cdiv(output.numel(), _NUMBERS_PER_PROGRAM),)
+    grid = (cdiv(output.numel(), _NUMBERS_PER_PROGRAM),)
     sum_splits_kernel[grid](
         output,
         parts,
@@ -312,7 +312,7 @@ def _check_scaled(
     check_tensor("weight.values", weight.values, (None, None), BYTE_DTYPES, device)
     num_outputs, num_inputs = weight.values.shape
     check_tensor("values", values, (None, num_inputs), (weight.values.dtype,), device)
-    num_groups = triton.cdiv(num_inputs, weight.group_size)
+    num_groups = cdiv(num_inputs, weight.group_size)
     if num_groups > 1 and weight.group_size != KERNEL_GROUP_SIZE:
         raise ValueError(
             f"weight.group_size {weight.group_size} must be {KERNEL_GROUP_SIZE}, or {num_inputs}, all inputs"
@@ -330,9 +330,9 @@ def check_int4(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -
     """Raises `ValueError` where something does not fit."""
     check_launch("x", x, int4_linear_kernel)
     check_tensor("x", x, (None, weight.num_inputs), FLOAT_DTYPES, x.device, is_contiguous=False)
-    num_bytes = triton.cdiv(weight.num_inputs, 2 * HALF_TILE) * HALF_TILE
+    num_bytes = cdiv(weight.num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor("weight.packed", weight.packed, (num_bytes, None), (torch.uint8,), x.device)
-    num_groups = triton.cdiv(weight.num_inputs, weight.group_size)
+    num_groups = cdiv(weight.num_inputs, weight.group_size)
     check_tensor("weight.scales", weight.scales, (num_groups, weight.num_outputs), FLOAT_DTYPES, x.device)
     check_tensor("weight.zeros", weight.zeros, weight.scales.shape, (torch.uint8, *FLOAT_DTYPES), x.device)
     if bias is not None:

@@ -1,10 +1,10 @@
 """Low-rank additions on the GPU: checks, and launches."""
 
 import torch
-import triton
 from torch import Tensor
 
 from ..device import num_processors
+from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .matrices import OUTPUTS, AdapterMatrices
 from .token_tiles import FEW_ROWS, TokenTiles
@@ -25,7 +25,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
     """
     _check(output, x, matrices, tiles)
     _, num_parts, max_rank, num_inputs = matrices.down.shape
-    rank_tile = min(max(triton.next_power_of_2(max_rank), 16), _MAX_RANK_TILE)
+    rank_tile = min(max(next_power_of_2(max_rank), 16), _MAX_RANK_TILE)
     splits = max(1, min(num_inputs // _INPUTS_PER_SPLIT, _MAX_SPLITS)) if tiles.rows == FEW_ROWS else 1
     low = torch.empty(splits, tiles.num_tokens, num_parts, max_rank, dtype=torch.float32, device=x.device)
     programs = num_processors(x.device) * _PROGRAMS_PER_PROCESSOR
@@ -39,7 +39,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
     }
     read = (tiles.num_tiles, tiles.tiles, tiles.tokens, tiles.num_tokens)
-    units = tiles.max_tiles * num_parts * triton.cdiv(max_rank, rank_tile) * splits
+    units = tiles.max_tiles * num_parts * cdiv(max_rank, rank_tile) * splits
     shrink_kernel[(min(units, programs),)](
         low,
         x,
@@ -47,7 +47,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         matrices.ranks,
         *read,
         num_inputs,
-        triton.cdiv(triton.cdiv(num_inputs, splits), _INPUTS) * _INPUTS,
+        cdiv(cdiv(num_inputs, splits), _INPUTS) * _INPUTS,
         x.stride(0),
         INPUTS=_INPUTS,
         num_warps=4,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
+from ..launch_sizes import cdiv, next_power_of_2
 from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
@@ -109,9 +109,9 @@ def choose_experts_triton(
     ids = torch.empty(num_tokens, num_chosen, dtype=torch.int64, device=router_logits.device)
     shares = torch.empty(num_tokens, num_chosen, dtype=torch.float32, device=router_logits.device)
     if num_tokens:
-        padded = triton.next_power_of_2(num_experts)
+        padded = next_power_of_2(num_experts)
         tokens = max(_LOGITS_PER_PROGRAM // padded, 1)
-        choose_experts_kernel[(triton.cdiv(num_tokens, tokens),)](
+        choose_experts_kernel[(cdiv(num_tokens, tokens),)](
             ids,
             shares,
             router_logits,
@@ -128,8 +128,8 @@ def choose_experts_triton(
             CHOSEN_GROUPS=groups.num_chosen,
             TOKENS=tokens,
             PADDED_EXPERTS=padded,
-            PADDED_CHOSEN=triton.next_power_of_2(num_chosen),
-            PADDED_GROUPS=triton.next_power_of_2(groups.number),
+            PADDED_CHOSEN=next_power_of_2(num_chosen),
+            PADDED_GROUPS=next_power_of_2(groups.number),
             num_warps=4,
         )
     return ids, shares
@@ -148,7 +148,7 @@ def mix_stacked_experts_triton(x: Tensor, experts: StackedExperts, ids: Tensor, 
         rows = _rows_of_bytes(x, experts, ids)
     else:
         rows = _int4_rows(x, experts, ids)
-    mix_rows_kernel[(num_tokens, triton.cdiv(size, _COLUMNS_PER_PROGRAM))](
+    mix_rows_kernel[(num_tokens, cdiv(size, _COLUMNS_PER_PROGRAM))](
         output, rows, shares, size, CHOSEN=ids.shape[1], COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
     )
     return output
@@ -182,7 +182,7 @@ class _Sorted:
         """
         num_outputs, num_inputs = shape
         output = torch.empty(len(self.pairs), num_outputs, dtype=like.dtype, device=like.device)
-        num_column_tiles = triton.cdiv(num_outputs, outputs)
+        num_column_tiles = cdiv(num_outputs, outputs)
         kernel[(len(self.tiles) * num_column_tiles,)](
             output,
             *factors,
@@ -375,7 +375,7 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
         check_tensor(f"{name}.values", matrices.values, shape, (x.dtype,), x.device)
         return
     if isinstance(matrices, ByteMatrices):
-        of_groups = (num_experts, triton.cdiv(num_inputs, matrices.group_size), num_outputs)
+        of_groups = (num_experts, cdiv(num_inputs, matrices.group_size), num_outputs)
         if of_groups[1] > 1 and matrices.group_size != KERNEL_GROUP_SIZE:
             raise ValueError(
                 f"{name}.group_size {matrices.group_size} must be {KERNEL_GROUP_SIZE}, or all {num_inputs} inputs"
@@ -383,8 +383,8 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
         check_tensor(f"{name}.values", matrices.values, shape, BYTE_DTYPES, x.device)
         check_tensor(f"{name}.scales", matrices.scales, of_groups, (torch.float32,), x.device)
         return
-    num_bytes = triton.cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
+    num_bytes = cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor(f"{name}.packed", matrices.packed, (num_experts, num_bytes, num_outputs), (torch.uint8,), x.device)
-    of_groups = (num_experts, triton.cdiv(num_inputs, matrices.group_size), num_outputs)
+    of_groups = (num_experts, cdiv(num_inputs, matrices.group_size), num_outputs)
     check_tensor(f"{name}.scales", matrices.scales, of_groups, FLOAT_DTYPES, x.device)
     check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)

@@ -1,10 +1,10 @@
 """RMSNorm and rotary positions on the GPU: checks, and launches."""
 
 import torch
-import triton
 from torch import Tensor
 
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
+from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_norms import launch_norm
 from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel, rotate_latents_kernel
@@ -50,8 +50,8 @@ def rotate_and_write_triton(
     output = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return output
-    padded_half = triton.next_power_of_2(half)
-    num_chunks = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM)
+    padded_half = next_power_of_2(half)
+    num_chunks = cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM)
     rotate_and_write_kernel[(num_tokens, num_chunks)](
         output,
         key_cache,
@@ -75,7 +75,7 @@ def rotate_and_write_triton(
         HALF=half,
         PADDED_HALF=padded_half,
         REST=head_dim - 2 * half,
-        PADDED_REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
+        PADDED_REST=next_power_of_2(max(head_dim - 2 * half, 1)),
         HEADS=_HEADS_PER_PROGRAM,
         # Compiled in: the slot, of 64 bits, would be divided by a subroutine.
         BLOCK_SIZE=key_cache.shape[1],
@@ -103,7 +103,7 @@ def rotate_and_write_latents_triton(
     (num_tokens, num_heads, _), size, half = turned.shape, len(norm), cos.shape[1]
     if not num_tokens:
         return
-    rotate_latents_kernel[(num_tokens, 1 + triton.cdiv(num_heads, _TURNED_HEADS_PER_PROGRAM))](
+    rotate_latents_kernel[(num_tokens, 1 + cdiv(num_heads, _TURNED_HEADS_PER_PROGRAM))](
         queries,
         cache,
         turned,
@@ -119,9 +119,9 @@ def rotate_and_write_latents_triton(
         latents.stride(0),
         *cache.stride()[:2],
         SIZE=size,
-        PADDED_SIZE=triton.next_power_of_2(size),
+        PADDED_SIZE=next_power_of_2(size),
         HALF=half,
-        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_HALF=next_power_of_2(half),
         HEADS=_TURNED_HEADS_PER_PROGRAM,
         # Compiled in: the slot, of 64 bits, would be divided by a subroutine.
         BLOCK_SIZE=cache.shape[1],

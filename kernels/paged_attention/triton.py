@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from ..device import num_processors, stream_aside
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
+from ..launch_sizes import next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
@@ -174,7 +174,7 @@ class _Launch:
             cache_head_stride=0 if shape.key_rest else self.key_cache.stride(2),
             GROUP=shape.group,
             KEY_REST=shape.key_rest,
-            PADDED_REST=max(triton.next_power_of_2(shape.key_rest), _LEAST_PRODUCT),
+            PADDED_REST=max(next_power_of_2(shape.key_rest), _LEAST_PRODUCT),
             BLOCK_SIZE=self.key_cache.shape[1],
             ROWS=kernel.rows,
             TILE=kernel.tile,
@@ -203,7 +203,7 @@ class _Launch:
             merge_rows=plan.section("merge_rows"),
             num_merges=plan.section("num_merges"),
             num_heads=self.shape.num_heads,
-            HEADS=min(_MERGED_HEADS, triton.next_power_of_2(self.shape.num_heads)),
+            HEADS=min(_MERGED_HEADS, next_power_of_2(self.shape.num_heads)),
         )
 
     def _results(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class _Launch:
             "output_token_stride": self.output.stride(0),
             "output_head_stride": self.output.stride(1),
             "HEAD_DIM": self.shape.head_dim,
-            "PADDED_DIM": triton.next_power_of_2(self.shape.head_dim),
+            "PADDED_DIM": next_power_of_2(self.shape.head_dim),
             "HAS_LSE": self.lse is not None,
             "HAS_SINKS": self.sinks is not None,
         }

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .reference import Likeliest
 from .triton_kernels import TOGETHER, bit_mask_kernel, likeliest_kernel, penalize_kernel, sample_kernel, uniform_kernel
@@ -54,7 +54,7 @@ def sample_tokens_triton(
             vocab_size,
             logits.stride(0),
             COLUMNS=columns,
-            PIECES=triton.next_power_of_2(triton.cdiv(vocab_size, columns)),
+            PIECES=next_power_of_2(cdiv(vocab_size, columns)),
             num_warps=16,
             # Two rows a processor.
             maxnreg=64,
@@ -69,7 +69,7 @@ def philox_uniform_triton(seeds: Tensor, counters: Tensor) -> Tensor:
     check_tensor("counters", counters, seeds.shape, (torch.int64,), seeds.device)
     uniforms = torch.empty(len(seeds), dtype=torch.float64, device=seeds.device)
     if len(seeds):
-        grid = (triton.cdiv(len(seeds), _PAIRS_PER_PROGRAM),)
+        grid = (cdiv(len(seeds), _PAIRS_PER_PROGRAM),)
         uniform_kernel[grid](uniforms, seeds, counters, len(seeds), NUMBERS=_PAIRS_PER_PROGRAM)
     return uniforms
 
@@ -113,7 +113,7 @@ def penalize_triton(
     for name, tensor in {"repetition": repetition, "presence": presence, "frequency": frequency}.items():
         check_tensor(name, tensor, rows.shape, (torch.float32,), logits.device)
     if len(rows):
-        penalize_kernel[(triton.cdiv(len(rows), _PAIRS_PER_PROGRAM),)](
+        penalize_kernel[(cdiv(len(rows), _PAIRS_PER_PROGRAM),)](
             logits,
             rows,
             tokens,
@@ -131,10 +131,10 @@ def apply_bit_mask_triton(logits: Tensor, bit_mask: Tensor) -> None:
     """See `apply_bit_mask`."""
     _check_logits(logits, bit_mask_kernel, FLOAT_DTYPES)
     num_rows, vocab_size = logits.shape
-    num_words = triton.cdiv(vocab_size, 32)
+    num_words = cdiv(vocab_size, 32)
     check_tensor("bit_mask", bit_mask, (num_rows, num_words), (torch.int32,), logits.device)
     if num_rows:
-        grid = (num_rows, triton.cdiv(num_words, _WORDS_PER_PROGRAM))
+        grid = (num_rows, cdiv(num_words, _WORDS_PER_PROGRAM))
         bit_mask_kernel[grid](
             logits, bit_mask, vocab_size, logits.stride(0), bit_mask.stride(0), WORDS=_WORDS_PER_PROGRAM, num_warps=4
         )
@@ -148,4 +148,4 @@ def _check_logits(logits: Tensor, kernel: Any, dtypes: Sequence[torch.dtype]) ->
 
 
 def _columns(vocab_size: int) -> int:
-    return max(int(TOGETHER.value), min(_COLUMNS_AT_A_TIME, int(triton.next_power_of_2(vocab_size))))
+    return max(int(TOGETHER.value), min(_COLUMNS_AT_A_TIME, next_power_of_2(vocab_size)))

@@ -18,6 +18,7 @@ from headrace.engine.collector import YOUNG_OBJECTS
 from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
 from headrace.engine.llm import LLM
 from headrace.engine.sampling_params import SamplingParams
+from headrace.engine.text.tokenizer import Tokenizer
 
 TICKETS_MODEL = Path(__file__).parents[2] / "examples/tickets/model"
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -59,6 +60,13 @@ def test_text_and_token_ids_are_the_same_prompt(llm):
     assert (mixed[0].prompt, mixed[1].prompt) == ("same", None)
     assert llm.generate("same", GREEDY)[0].outputs == mixed[0].outputs
     assert llm.generate({"prompt_token_ids": ids}, GREEDY)[0].outputs == mixed[0].outputs
+
+
+def test_texts_are_encoded_together(llm, monkeypatch):
+    prompts = ["a text", llm.get_tokenizer().encode("token ids"), {"prompt": "another text"}]
+    expected = [llm.get_tokenizer().encode(text) for text in ("a text", "token ids", "another text")]
+    monkeypatch.delattr(Tokenizer, "encode")
+    assert [each.prompt_token_ids for each in llm.generate(prompts, GREEDY)] == expected
 
 
 def test_token_ids_may_come_bare(llm):
@@ -500,6 +508,8 @@ def test_without_a_tokenizer_prompts_are_token_ids_and_answers_have_no_text(tmp_
     assert output.outputs[0].text == ""
     with pytest.raises(InvalidRequestError, match="no tokenizer for texts: give token ids"):
         bare.generate("text", GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"^prompt 1: there is no tokenizer for texts"):
+        bare.generate([ids, "text"], GREEDY)
     with pytest.raises(InvalidRequestError, match="no tokenizer for texts"):
         bare.chat([{"role": "user", "content": "text"}], GREEDY)
     with pytest.raises(InvalidRequestError, match="no tokenizer for texts"):

@@ -5,9 +5,14 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from headrace.engine.errors import InvalidRequestError, ModelError
+from headrace.engine.text.segments import SegmentEncoder
 from headrace.engine.text.tokenizer import Tokenizer
 
 TEXTS = ["plain", "  spaces  and\n\nlines\t", "naïve café 😀 漢字", "", "</s> inside <s>"]
@@ -47,6 +52,30 @@ def test_encoding_is_transformers(tokenizer, oracle, text):
 def test_a_batch_is_encoded_as_its_texts_are(tokenizer):
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.encode_batch([]) == []
+
+
+@pytest.mark.parametrize("single", ["$A", "<s> $A", "$A </s>", "<s> <s> $A </s>"])
+def test_what_is_put_around_each_text_of_a_batch_is_put_around_pieces_of_it(tokenizer, single, monkeypatch):
+    fast = FastTokenizer.from_str(tokenizer.fast.to_str())
+    fast.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+    ours, pack_batch = Tokenizer(tokenizer.folder, fast, {}), SegmentEncoder.pack_batch
+    packed: list[list[str]] = []
+
+    def noted(self, texts):
+        packed.append(texts)
+        return pack_batch(self, texts)
+
+    monkeypatch.setattr(SegmentEncoder, "pack_batch", noted)
+    assert ours.encode_batch(TEXTS) == [ours.encode(text) for text in TEXTS]
+    assert packed == [TEXTS]
+
+
+def test_where_a_tokenizer_knows_no_text_to_put_tokens_around_it_is_left_to_itself():
+    fast = FastTokenizer(WordLevel({"b": 2}, unk_token="b"))
+    fast.post_processor = TemplateProcessing(single="[s] $A", special_tokens=[("[s]", 0)])
+    fast.normalizer = Replace("a", "")
+    ours = Tokenizer(Path(), fast, {})
+    assert ours.encode_batch(["b", "a", ""]) == [ours.encode(text) for text in ("b", "a", "")]
 
 
 @pytest.mark.parametrize("text", TEXTS[:-1])

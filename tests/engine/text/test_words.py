@@ -71,6 +71,35 @@ def test_the_tokens_are_those_of_the_whole_text(tokenizer, seed, monkeypatch):
         assert len(encoder._words._known) <= 1000
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_that_begin_alike_have_the_tokens_that_each_has(tokenizer, seed, monkeypatch):
+    monkeypatch.setattr(words, "_MAX_NEW", 1.0)
+    monkeypatch.setattr(words, "_LEAST_ALIKE", 2)
+    generator = Random(seed)
+    encoder = WordEncoder.of(tokenizer)
+    assert encoder is not None
+    for _ in range(10):
+        stems = ["".join(generator.choices(SNIPPETS, k=generator.randint(0, 12))) for _ in range(3)]
+        texts = [
+            stem[: generator.randint(0, len(stem))] + "".join(generator.choices(SNIPPETS, k=generator.randint(0, 4)))
+            for stem in sorted(generator.choices(stems, k=30))
+        ]
+        assert encoder.pack_batch(texts) == [
+            packed(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts
+        ]
+
+
+def test_what_texts_begin_with_is_looked_through_once():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = BYTE_LEVEL
+    encoder = WordEncoder.of(trained(tokenizer))
+    assert encoder is not None
+    beginnings, cut = encoder._cut(["hello " * 200 + f"world {number}" for number in range(9)])
+    assert beginnings == [[], ["hello", *[" hello"] * 199, " world"]]
+    assert cut[1:] == [(1, [f" {number}"]) for number in range(1, 9)]
+    assert encoder.pack_batch(["hello " * 200 + "world", "hello"]) is not None
+
+
 def test_a_word_is_encoded_once():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = BYTE_LEVEL
