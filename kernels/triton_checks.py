@@ -7,6 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
+from .triton_assembler import cuda_of_driver, use_newer_assembler
+
+# Before any kernel is compiled: every wrapper asks here.
+use_newer_assembler(cuda_of_driver())
+
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

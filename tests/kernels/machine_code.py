@@ -34,16 +34,22 @@ _KINDS = {
     "convert": r"F2F|I2F|F2I|I2I",
 }
 _LABEL = re.compile(r"^(\.L_x_\d+):")
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)([^;]*);")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?\s*([A-Z][\w.]*)([^;]*);")
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+# What all threads share. `gdesc[UR4]` is four registers, of which the last two say where the second factor is.
+_UNIFORM, _FACTORS = re.compile(r"\bUR(\d+)"), re.compile(r"gdesc\[UR(\d+)\]")
+_WRITES_UNIFORM = re.compile(r"U(?!BLKCP|BLKPF|TMA|CGABAR|SETMAXREG)|R2UR|S2UR|VOTEU|REDUX|CREDUX")
+_IS_PAIR = re.compile(r"\.64|WIDE")
+_PREDICATES = re.compile(r"\s*(?:U?P\d|U?PT),\s*")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """operands: also the label that it branches to."""
+    """operands: also the label that it branches to. is_guarded: some threads may leave it out."""
 
     name: str
     operands: str
+    is_guarded: bool
 
 
 def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
@@ -66,6 +72,64 @@ def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
     return {**room_for, "program": _counts(instructions), "loops": loops}
 
 
+def read_unwritten(cubin: bytes) -> list[str]:
+    """The instructions that read a register of all threads which, on some way there, nothing has written."""
+    instructions, labels = _parse(_run_on(cubin, knobs.nvidia.nvdisasm.path, "-c").splitlines())
+    written: list[frozenset[int] | None] = [None] * len(instructions)
+    # On every way there: what is written on none of them is not known of at all.
+    waiting = [(0, frozenset[int]())]
+    while waiting:
+        place, before = waiting.pop()
+        if place == len(instructions):
+            continue
+        known = written[place]
+        if known is not None and known <= before:
+            continue
+        written[place] = now = before if known is None else known & before
+        after = now | _uniform_writes(instructions[place])
+        waiting.extend((following, after) for following in _following(place, instructions[place], labels))
+    return [
+        each.name + each.operands
+        for each, before in zip(instructions, written, strict=True)
+        if before is not None and not _uniform_reads(each) <= before
+    ]
+
+
+def _following(place: int, instruction: Instruction, labels: dict[str, int]) -> list[int]:
+    target = _TARGET.search(instruction.operands)
+    if not instruction.name.startswith(("BRA", "EXIT")):
+        return [place + 1]
+    goes_on = instruction.is_guarded or "," in instruction.operands
+    return [*([labels[target[1]]] if target else []), *([place + 1] if goes_on else [])]
+
+
+def _uniform_writes(instruction: Instruction) -> frozenset[int]:
+    first = _UNIFORM.match(_without_predicates(instruction).lstrip())
+    if not first or not _WRITES_UNIFORM.match(instruction.name):
+        return frozenset()
+    register = int(first[1])
+    return frozenset(range(register, register + (2 if _IS_PAIR.search(instruction.name) else 1)))
+
+
+def _uniform_reads(instruction: Instruction) -> frozenset[int]:
+    operands = instruction.operands
+    if _uniform_writes(instruction):
+        operands = _without_predicates(instruction).partition(",")[2]
+    factors = _FACTORS.search(operands)
+    if factors:
+        first = int(factors[1])
+        return frozenset((first + 2, first + 3))
+    return frozenset(map(int, _UNIFORM.findall(operands)))
+
+
+def _without_predicates(instruction: Instruction) -> str:
+    """The operands, without those predicates that stand first: what it writes besides."""
+    operands = instruction.operands
+    while found := _PREDICATES.match(operands):
+        operands = operands[found.end() :]
+    return operands
+
+
 def _run_on(cubin: bytes, program: str, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -81,7 +145,7 @@ def _parse(lines: Iterable[str]) -> tuple[list[Instruction], dict[str, int]]:
         if label := _LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif found := _INSTRUCTION.search(line):
-            instructions.append(Instruction(found[1], found[2]))
+            instructions.append(Instruction(found[2], found[3], found[1] is not None))
     return instructions, labels
 
 

@@ -57,6 +57,7 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
     assert {each["kernel"] for each in compiled} == launched_kernels()
     assert_fits(compiled)
     assert not [each["kernel"] for each in compiled if each["fuses"]]
+    assert not [(each["kernel"], each["unwritten"]) for each in compiled if each["unwritten"]]
     # Where prefixes are shared, reading own keys goes on beside the products: a processor has room for both programs.
     beside = [
         max(each["shared_bytes"] for each in compiled if each.get("OVERLAPS") is overlaps and each["HEAD_DIM"] == 128)

@@ -1,0 +1,42 @@
+"""Which of the assemblers (ptxas) that come with Triton makes a GPU's machine code of our kernels."""
+
+import ctypes
+import os
+from typing import Any
+
+import triton
+
+_CHOSEN_BY_USER = "TRITON_PTXAS_PATH"
+
+
+def use_newer_assembler(driver: int) -> None:
+    """Have kernels for every GPU assembled by what Triton brings for Blackwell, where that is the newer one.
+
+    driver: the newest CUDA of which it loads programs, as its major version. The assembler of CUDA 12.8, which Triton
+    3.4 to 3.7 take for Hopper, computes some of the addresses that tensor cores (wgmma) read shared memory at from
+    registers which nothing has written: numbers are wrong without a word, or the GPU reports an illegal memory access.
+    """
+    knobs: Any = getattr(triton, "knobs", None)
+    if knobs is None or _CHOSEN_BY_USER in os.environ:
+        return
+    try:
+        usual, other = knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell
+    except (AttributeError, RuntimeError):
+        # An older Triton, or one that was packaged without.
+        return
+    if _version(usual) < _version(other) and _version(other)[0] <= driver:
+        knobs.nvidia.ptxas = other.path
+
+
+def cuda_of_driver() -> int:
+    """The major version of the newest CUDA that the driver knows; 0 without one. No GPU is touched."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0
+    return version.value // 1000
+
+
+def _version(tool: Any) -> tuple[int, ...]:
+    return tuple(map(int, tool.version.split(".")))
