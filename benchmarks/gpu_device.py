@@ -130,6 +130,9 @@ def _compiler() -> dict[str, str]:
     try:
         import triton
 
+        # Which of its assemblers is taken is decided there.
+        from headrace.kernels import triton_checks  # noqa: F401
+
         return {"triton": triton.__version__, "ptxas": triton.knobs.nvidia.ptxas.version}
     except (ImportError, AttributeError, RuntimeError):
         return {}

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .assembler import cuda_of_driver, use_newer_assembler
+from .triton_assembler import cuda_of_driver, use_newer_assembler
 
 # Before any kernel is compiled: every wrapper asks here.
 use_newer_assembler(cuda_of_driver())

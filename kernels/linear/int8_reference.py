@@ -15,9 +15,10 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     # Without columns there is nothing to be largest.
     largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(len(x))
-    # A number over a tensor would multiply by its rounded reciprocal.
-    factors = (torch.full_like(largest, _LARGEST) / largest).clamp(max=torch.finfo(torch.float32).max)
-    return (x * factors.unsqueeze(-1)).nan_to_num().round().to(torch.int8), largest / _LARGEST
+    # A number over a tensor would multiply by its rounded reciprocal; on a GPU a tensor over a number too.
+    most = torch.full_like(largest, _LARGEST)
+    factors = (most / largest).clamp(max=torch.finfo(torch.float32).max)
+    return (x * factors.unsqueeze(-1)).nan_to_num().round().to(torch.int8), largest / most
 
 
 def int8_linear_reference(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -32,9 +32,11 @@ def quantize_rows_reference(x: Tensor, dtype: torch.dtype, group_size: int) -> t
 
 def _quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.float().abs().amax(-1)
-    factors = (torch.full_like(largest, LARGEST_FP8) / largest).clamp(max=torch.finfo(torch.float32).max)
+    # Of two tensors, as in `quantize_rows`.
+    most = torch.full_like(largest, LARGEST_FP8)
+    factors = (most / largest).clamp(max=torch.finfo(torch.float32).max)
     scaled = (x.float() * factors.unsqueeze(-1)).clamp(-LARGEST_FP8, LARGEST_FP8)
-    return scaled.to(torch.float8_e4m3fn), largest / LARGEST_FP8
+    return scaled.to(torch.float8_e4m3fn), largest / most
 
 
 def scaled_linear_reference(

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from headrace.kernels import assembler, device
+from headrace.kernels import device, triton_assembler
 from headrace.kernels.activation import triton as activation
 from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.gated_delta import triton as gated_delta
@@ -440,7 +440,7 @@ def main() -> None:
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     # As beside the newest driver.
-    assembler.use_newer_assembler(NEWEST_CUDA)
+    triton_assembler.use_newer_assembler(NEWEST_CUDA)
     for card in (CARDS[name] for name in arguments.cards.split(",")):
         vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
         vars(device)["_INTERPRETED_PROCESSORS"] = card.processors

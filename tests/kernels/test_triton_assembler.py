@@ -6,7 +6,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="there is nothing to choose without it")
 
-from headrace.kernels.assembler import cuda_of_driver, use_newer_assembler
+from headrace.kernels.triton_assembler import cuda_of_driver, use_newer_assembler
 
 
 @pytest.fixture
