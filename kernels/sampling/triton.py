@@ -9,7 +9,15 @@ from torch import Tensor
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .reference import Likeliest
-from .triton_kernels import TOGETHER, bit_mask_kernel, likeliest_kernel, penalize_kernel, sample_kernel, uniform_kernel
+from .triton_kernels import (
+    LIST,
+    TOGETHER,
+    bit_mask_kernel,
+    likeliest_kernel,
+    penalize_kernel,
+    sample_kernel,
+    uniform_kernel,
+)
 
 _COLUMNS_AT_A_TIME = 4096
 _PAIRS_PER_PROGRAM = 256
@@ -42,8 +50,10 @@ def sample_tokens_triton(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         columns = _columns(vocab_size)
+        num_listed = int(LIST.value) * columns // int(TOGETHER.value)
         sample_kernel[(num_rows,)](
             tokens,
+            torch.empty(num_rows, num_listed, dtype=torch.float32, device=logits.device),
             logits,
             likeliest,
             temperature,

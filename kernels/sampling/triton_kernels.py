@@ -1,8 +1,8 @@
 """From logits to tokens on the GPU, without sorting the vocabulary.
 
-What top-k and top-p keep is all from some logit on. That logit is found by bisection over the floats' bit patterns,
-which as integers have the floats' order; each pass also jumps to the nearest logits that there are, so that a search
-ends after about as many passes as the number of logits in question has bits.
+What top-k and top-p keep is all from some logit on. Each pass over the logits tries four bounds for it, until about as
+few lie between two of them as fit into registers. Those are written down, and the search ends among them by bisection
+over the floats' bit patterns, which as integers have the floats' order, with jumps to the nearest logits there are.
 """
 
 import triton
@@ -16,11 +16,21 @@ STAGES = tl.constexpr(4)
 # Neighbours that one thread loads at a time: 16 bytes of them.
 TOGETHER = tl.constexpr(8)
 HALF_WORD = tl.constexpr(2.0**-32)
+# Of what lies between two bounds a lane has room for so many, and all are written down where that is more than enough.
+LIST = tl.constexpr(16)
+LISTED = tl.constexpr(5.0)
+# How far below the peak the first bounds are, in units that a search is given.
+NEAR, FAR, FURTHEST = tl.constexpr(1.0), tl.constexpr(3.0), tl.constexpr(7.0)
+# After so many passes bounds are spaced by bit patterns: that ends however logits are spread.
+EVEN_PASSES = tl.constexpr(6)
+# What top-k's threshold is about as far below the peak as, whatever the temperature.
+LOGIT_UNIT = tl.constexpr(2.0)
 
 
 @triton.jit
 def sample_kernel(
     tokens,
+    lists,
     logits,
     likeliest,
     temperature,
@@ -33,27 +43,34 @@ def sample_kernel(
     COLUMNS: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """One program a row, which has its largest logit at `likeliest`. PIECES: how many of `COLUMNS` it has, or more."""
+    """One program a row, which has its largest logit at `likeliest`. PIECES: how many of `COLUMNS` it has, or more.
+
+    lists: [num_rows, LIST * COLUMNS // TOGETHER] float32, to be overwritten.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
+    lists += row * LIST * (COLUMNS // TOGETHER)
     peak = tl.load(logits + tl.load(likeliest + row)).to(tl.float32)
     # A difference of zero must stay zero, however small the temperature: no infinite factor.
     factor = tl.minimum(1.0 / tl.load(temperature + row) * LOG2_E, LARGEST_FLOAT).to(tl.float32)
 
     least = tl.full([], float("-inf"), tl.float32)
+    ties = tl.full([], 0.0, tl.float64)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     if (k > 0) & (k < vocab_size):
-        least = _least_kept(logits, vocab_size, peak, factor, k.to(tl.float64), least, True, COLUMNS)
+        limit = k.to(tl.float64)
+        least, count = _least_kept(
+            logits, lists, vocab_size, peak, factor, limit, ties, least, least, LOGIT_UNIT, True, COLUMNS
+        )
+        # Of the tokens equal to the k-th, the first k have their share of the mass, and no more.
+        ties = (limit - count) * _weight(least, peak, factor).to(tl.float64)
     if p < 1.0:
-        count, mass = _above(logits, vocab_size, peak, factor, least, COLUMNS)
-        if (k > 0) & (k < vocab_size):
-            # Of the tokens equal to the k-th, the first k have their share of the mass, and no more.
-            mass += (k - count) * _weight(least, peak, factor).to(tl.float64)
         # All below have less than 1 - p together, where the likeliest alone has 1: top-p keeps none of them.
         hopeless = peak - (1.0 + tl.log2((vocab_size / (1.0 - p)).to(tl.float32))) / factor
-        least = tl.maximum(least, hopeless)
-        least = _least_kept(logits, vocab_size, peak, factor, p * mass, least, False, COLUMNS)
+        least, _ = _least_kept(
+            logits, lists, vocab_size, peak, factor, p, ties, least, hopeless, LOG2_E / factor, False, COLUMNS
+        )
 
     smallest_weight = tl.load(min_p + row).to(tl.float32)
     column = tl.arange(0, COLUMNS)
@@ -92,45 +109,175 @@ def _crossing(weights, before, target, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _least_kept(logits, vocab_size, peak, factor, limit, floor, BY_COUNT: tl.constexpr, COLUMNS: tl.constexpr):
-    """The least float at or above `floor` over which there is less than `limit`, in number or in weight."""
-    column = tl.arange(0, COLUMNS)
+def _least_kept(
+    logits,
+    lists,
+    vocab_size,
+    peak,
+    factor,
+    limit,
+    ties,
+    floor,
+    hopeless,
+    unit,
+    BY_COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The least float at or above `floor` and `hopeless` over which there is less than `limit`, and how much there is.
+
+    BY_COUNT: in number. Else in weight, and `limit` is the share of what there is above the floor and of `ties`.
+    """
     failing = _key(floor).to(tl.int64) - 1
     passing = _key(peak).to(tl.int64)
+    above_failing = tl.full([], float("inf"), tl.float64)
+    above_passing = tl.full([], 0.0, tl.float64)
+    one = _key(peak - unit * NEAR).to(tl.int64)
+    two = _key(peak - unit * FAR).to(tl.int64)
+    three = _key(peak - unit * FURTHEST).to(tl.int64)
+    four = _key(floor).to(tl.int64)
+    number = 0
     while passing - failing > 1:
-        middle = (failing + passing) >> 1
-        bound = _float(middle)
-        # Of each piece a thread has neighbours, and keeps one of each number for all of them: registers are scarce.
-        amount = tl.zeros([COLUMNS // TOGETHER], tl.float32)
-        below = tl.full([COLUMNS // TOGETHER], float("-inf"), tl.float32)
-        above = tl.full([COLUMNS // TOGETHER], float("inf"), tl.float32)
-        for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-            logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
-            is_above = logit > bound
-            amount += tl.sum(tl.where(is_above, 1.0 if BY_COUNT else _weight(logit, peak, factor), 0.0), 1)
-            below = tl.maximum(below, tl.max(tl.where(is_above, float("-inf"), logit), 1))
-            above = tl.minimum(above, tl.min(tl.where(is_above, logit, float("inf")), 1))
-        is_passing = tl.sum(amount.to(tl.float64), 0) < limit
-        # On to the next float that some token has, which changes nothing about what is above; with a NaN at least on.
-        next_below = tl.minimum(_key(tl.max(below, 0)).to(tl.int64), middle)
-        next_above = tl.maximum(_key(tl.min(above, 0)).to(tl.int64) - 1, middle)
-        passing = tl.where(is_passing, tl.maximum(next_below, failing + 1), passing)
-        failing = tl.where(is_passing, failing, next_above)
-    return _float(passing)
+        if number > 0:
+            one = _between(failing, passing, peak, 1, number)
+            two = _between(failing, passing, peak, 2, number)
+            three = _between(failing, passing, peak, 3, number)
+            four = _between(failing, passing, peak, 4, number)
+        one = tl.minimum(tl.maximum(one, failing + 1), passing - 1)
+        two = tl.minimum(tl.maximum(two, failing + 1), passing - 1)
+        three = tl.minimum(tl.maximum(three, failing + 1), passing - 1)
+        four = tl.minimum(tl.maximum(four, failing + 1), passing - 1)
+        of_one, of_two, of_three, of_four = _amounts_above(
+            logits, vocab_size, peak, factor, _float(one), _float(two), _float(three), _float(four), BY_COUNT, COLUMNS
+        )
+        if not BY_COUNT:
+            limit = tl.where(number == 0, limit * (of_four + ties), limit)
+        failing, passing, above_failing, above_passing = _narrowed(
+            failing, passing, above_failing, above_passing, one, of_one, limit
+        )
+        failing, passing, above_failing, above_passing = _narrowed(
+            failing, passing, above_failing, above_passing, two, of_two, limit
+        )
+        failing, passing, above_failing, above_passing = _narrowed(
+            failing, passing, above_failing, above_passing, three, of_three, limit
+        )
+        failing, passing, above_failing, above_passing = _narrowed(
+            failing, passing, above_failing, above_passing, four, of_four, limit
+        )
+        failing = tl.minimum(tl.maximum(failing, _key(hopeless).to(tl.int64) - 1), passing - 1)
+        number += 1
+        # At the most as many lie between as have the weight together, if each has the least.
+        listable = tl.full([], LISTED * (COLUMNS // TOGETHER), tl.float32)
+        if not BY_COUNT:
+            listable *= _weight(_float(failing), peak, factor)
+        is_listed = (passing - failing > 1) & (above_failing - above_passing <= listable)
+        if is_listed:
+            is_listed = _write_lists(lists, logits, vocab_size, failing, passing, COLUMNS) <= LIST
+        if is_listed:
+            passing, above_passing = _least_listed(
+                lists, peak, factor, limit, failing, passing, above_passing, BY_COUNT, COLUMNS
+            )
+            failing = passing - 1
+    return _float(passing), above_passing
 
 
 @triton.jit
-def _above(logits, vocab_size, peak, factor, bound, COLUMNS: tl.constexpr):
-    """The number and the weight of the tokens above a logit."""
+def _between(failing, passing, peak, place, number):
+    """One of four keys between two: evenly by value, where that has no end as far again as the peak is."""
+    low, high = _float(failing), _float(passing)
+    low = tl.where(low > float("-inf"), low, high - 5.0 * (peak - high))
+    by_value = _key(low + (high - low) * (place / 5.0)).to(tl.int64)
+    by_bits = failing + ((passing - failing) * (2 * place - 1) >> 3)
+    return tl.where(number < EVEN_PASSES, by_value, by_bits)
+
+
+@triton.jit
+def _narrowed(failing, passing, above_failing, above_passing, key, amount, limit):
+    """The nearest keys that fail and pass, and the amounts above them, when that above `key` is known as well."""
+    is_closer = (key > failing) & (key < passing)
+    # What is no number passes nothing.
+    is_passing = is_closer & (amount < limit)
+    is_failing = is_closer & (is_passing == 0)
+    above_passing = tl.where(is_passing, amount, above_passing)
+    above_failing = tl.where(is_failing, amount, above_failing)
+    passing = tl.where(is_passing, key, passing)
+    failing = tl.where(is_failing, key, failing)
+    return failing, passing, above_failing, above_passing
+
+
+@triton.jit
+def _amounts_above(
+    logits, vocab_size, peak, factor, one, two, three, four, BY_COUNT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """The number, or the weight, of the tokens above each of four logits."""
     column = tl.arange(0, COLUMNS)
-    counts = tl.zeros([COLUMNS // TOGETHER], tl.int32)
-    weights = tl.zeros([COLUMNS // TOGETHER], tl.float32)
+    # Of each piece a thread has neighbours, and keeps one of each number for all of them: registers are scarce.
+    of_one = tl.zeros([COLUMNS // TOGETHER], tl.float32)
+    of_two = tl.zeros([COLUMNS // TOGETHER], tl.float32)
+    of_three = tl.zeros([COLUMNS // TOGETHER], tl.float32)
+    of_four = tl.zeros([COLUMNS // TOGETHER], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
-        is_above = logit > bound
-        counts += tl.sum(is_above.to(tl.int32), 1)
-        weights += tl.sum(tl.where(is_above, _weight(logit, peak, factor), 0.0), 1)
-    return tl.sum(counts, 0), tl.sum(weights.to(tl.float64), 0)
+        weight = 1.0 if BY_COUNT else _weight(logit, peak, factor)
+        of_one += tl.sum(tl.where(logit > one, weight, 0.0), 1)
+        of_two += tl.sum(tl.where(logit > two, weight, 0.0), 1)
+        of_three += tl.sum(tl.where(logit > three, weight, 0.0), 1)
+        of_four += tl.sum(tl.where(logit > four, weight, 0.0), 1)
+    return (
+        tl.sum(of_one.to(tl.float64), 0),
+        tl.sum(of_two.to(tl.float64), 0),
+        tl.sum(of_three.to(tl.float64), 0),
+        tl.sum(of_four.to(tl.float64), 0),
+    )
+
+
+@triton.jit
+def _write_lists(lists, logits, vocab_size, failing, passing, COLUMNS: tl.constexpr):
+    """Write each lane's logits above one key and up to another down. Returns how many the fullest lane has.
+
+    A lane has a place in each piece. Where it has less than `LIST`, or more, the rest is -inf, or left out.
+    """
+    # What was read of earlier ones.
+    tl.debug_barrier()
+    tl.store(lists + tl.arange(0, LIST * (COLUMNS // TOGETHER)), float("-inf"))
+    tl.debug_barrier()
+    column = tl.arange(0, COLUMNS)
+    filled = tl.zeros([COLUMNS // TOGETHER], tl.int32)
+    of_lane = lists + tl.arange(0, COLUMNS // TOGETHER)[:, None]
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
+        logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
+        key = _key(logit)
+        # Below -inf's key there is one of a NaN.
+        is_between = ((key > failing.to(tl.int32)) & (key <= passing.to(tl.int32))).to(tl.int32)
+        entry = filled[:, None] + tl.cumsum(is_between, 1) - is_between
+        tl.store(of_lane + entry * (COLUMNS // TOGETHER), logit, mask=(is_between > 0) & (entry < LIST))
+        filled += tl.sum(is_between, 1)
+    # Others' are read.
+    tl.debug_barrier()
+    return tl.max(filled, 0)
+
+
+@triton.jit
+def _least_listed(
+    lists, peak, factor, limit, failing, passing, above_passing, BY_COUNT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """What `_least_kept` looks for, as a key, when all between two keys is listed; and how much there is above it."""
+    logit = tl.load(lists + tl.arange(0, LIST * (COLUMNS // TOGETHER)))
+    weight = 1.0 if BY_COUNT else _weight(logit, peak, factor)
+    above_list = above_passing
+    while passing - failing > 1:
+        middle = (failing + passing) >> 1
+        is_above = logit > _float(middle)
+        amount = above_list + tl.sum(tl.where(is_above, weight, 0.0), 0).to(tl.float64)
+        # On to the next float that some token has, which changes nothing about what is above.
+        below = tl.max(tl.where(is_above, float("-inf"), logit), 0)
+        above = tl.min(tl.where(is_above, logit, float("inf")), 0)
+        next_below = tl.maximum(tl.minimum(_key(below).to(tl.int64), middle), failing + 1)
+        next_above = tl.minimum(tl.maximum(_key(above).to(tl.int64) - 1, middle), passing - 1)
+        is_passing = amount < limit
+        above_passing = tl.where(is_passing, amount, above_passing)
+        passing = tl.where(is_passing, next_below, passing)
+        failing = tl.where(is_passing, failing, next_above)
+    return passing, above_passing
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from headrace.kernels.linear.quantized_reference import (
 )
 from headrace.kernels.linear.triton import (
     int4_linear_triton,
+    int4_tile,
     quantize_gated_triton,
     quantize_rows_triton,
     scaled_linear_triton,
@@ -213,6 +214,26 @@ def test_scaled(rows, outputs, inputs, group_size, splits, byte_dtype, triton_dt
 )
 def test_tiles_are_wide_where_every_processor_has_one(rows, outputs, is_grouped, tile):
     found = scaled_tile(rows, outputs, is_grouped, processors=132, shared=HOPPER)
+    assert (found.rows, found.outputs) == tile
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "dtype", "has_whole_tiles", "tile"),
+    [
+        (1, 4096, torch.bfloat16, True, (16, 128)),
+        (1, 4096, torch.bfloat16, False, (16, 64)),
+        (17, 4096, torch.bfloat16, True, (32, 64)),
+        (64, 4096, torch.bfloat16, True, (64, 64)),
+        # More than three for each processor.
+        (64, 28672, torch.bfloat16, True, (64, 128)),
+        (128, 28672, torch.float16, False, (128, 128)),
+        (8192, 4096, torch.bfloat16, True, (128, 128)),
+        (1, 4096, torch.float32, True, (16, 64)),
+        (128, 4096, torch.float32, True, (32, 64)),
+    ],
+)
+def test_tiles_in_four_bits(rows, outputs, dtype, has_whole_tiles, tile):
+    found = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132)
     assert (found.rows, found.outputs) == tile
 
 

@@ -109,6 +109,34 @@ def test_nothing_that_top_p_keeps_is_skipped(temperature, top_p, device):
     assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
 
 
+def spread_logits(kind: str) -> Tensor:
+    """9,001 of a kind that a search has its troubles with."""
+    place = torch.arange(9001)
+    normal = torch.randn(9001, generator=torch.Generator().manual_seed(1))
+    if kind == "one thread's":
+        # What lies near the threshold has all one place in each of three pieces, more than are written down.
+        return torch.where(place % 4096 < 8, 2 + normal * 1e-3, normal / 10)
+    if kind == "orders of magnitude":
+        return torch.where(place % 2 == 0, 1.0, -1.0) * 10.0 ** ((place * 7 % 9001) / 150 - 30)
+    if kind == "steps":
+        return (normal * 2).round()
+    if kind == "far below":
+        return torch.where(place < 7, 40 - place.float(), normal)
+    return normal.bfloat16().float() if kind == "bfloat16" else normal
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"top_k": 20}, {"top_k": 3000}, {"top_p": 0.5}, {"top_p": 0.999}, {"top_k": 3000, "top_p": 0.5}],
+    ids=lambda wishes: "-".join(map(str, wishes.items())),
+)
+@pytest.mark.parametrize("kind", ["flat", "bfloat16", "one thread's", "orders of magnitude", "steps", "far below"])
+def test_thresholds_are_found_however_logits_are_spread(kind, wishes, device):
+    logits = spread_logits(kind).to(device).expand(5, -1)
+    arguments = (logits, *parameters(5, device, **wishes))
+    assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
+
+
 @pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "all"])
 def test_of_rows_that_are_not_finite_some_token_is_drawn(name, device):
     logits = random_logits(4, 300, device)
