@@ -23,7 +23,7 @@ EXTRAS = (*PROFILES, TILES, MIXED)
 
 @dataclass(frozen=True)
 class Part:
-    """`seconds`: about what it takes on an H100, kernels' compilation included. `goals`: those that it has figures of,
+    """`seconds`: about what it takes on an H200, kernels' compilation included. `goals`: those that it has figures of,
     or that are worth nothing without it. `package`: what has to be installed for it.
     """
 
@@ -51,23 +51,23 @@ def parts_of(is_dry: bool) -> list[Part]:
         return Part(name, seconds, partial(measure, is_dry=is_dry), goals, package)
 
     return [
-        part(CORRECT, 60, _check, every),
-        part("limits", 10, _limits, every),
-        part("attention", 35, _attention, (1, 2, 3)),
-        part("large", 75, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
-        part("small", 45, lambda table, is_dry: _goals(table, is_dry).small(), (4, 5)),
-        part("fp8", 50, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
-        part("uniform", 50, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
-        part("transformers", 130, partial(_peer, name="transformers"), (6,), "transformers"),
-        part("sharing", 25, _sharing),
-        part("linears", 50, _linears),
-        part("kernels", 25, _kernels),
-        part("mixtures", 45, _mixtures),
-        part("lora", 25, _lora),
-        part("states", 70, _states),
+        part(CORRECT, 25, _check, every),
+        part("limits", 4, _limits, every),
+        part("attention", 6, _attention, (1, 2, 3)),
+        part("large", 40, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
+        part("small", 20, lambda table, is_dry: _goals(table, is_dry).small(), (4, 5)),
+        part("fp8", 45, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
+        part("uniform", 32, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
+        part("transformers", 80, partial(_peer, name="transformers"), (6,), "transformers"),
+        part("sharing", 5, _sharing),
+        part("linears", 12, _linears),
+        part("kernels", 6, _kernels),
+        part("mixtures", 12, _mixtures),
+        part("lora", 6, _lora),
+        part("states", 30, _states),
         part("flashinfer", 20, _flashinfer, package="flashinfer"),
         part("vllm", 150, partial(_peer, name="vllm"), package="vllm"),
-        *(part(name, 50, partial(_profile, name=name)) for name in PROFILES),
+        *(part(name, 16, partial(_profile, name=name)) for name in PROFILES),
         part(TILES, 60, _tiles),
         part(MIXED, 150, _mixed),
     ]

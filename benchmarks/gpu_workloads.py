@@ -15,7 +15,7 @@ from gpu_table import Line, Table
 from headrace.engine.llm import LLM
 
 # For each of two workloads.
-PEER_SECONDS = PeerSeconds(warm_up=15, timed=35, whole=75)
+PEER_SECONDS = PeerSeconds(warm_up=10, timed=20, whole=75)
 _MIN_RATE = 120_000.0
 _MAX_HOST_MICROSECONDS = 150.0
 _MAX_IDLE = 0.03

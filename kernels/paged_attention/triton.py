@@ -1,14 +1,12 @@
 """Attention on the GPU: launches the kernels by a step's plan, checks what they are given."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..device import num_processors, stream_aside
+from ..device import num_processors
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..launch_sizes import next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
@@ -97,35 +95,14 @@ def _attend(
     scales = kv_scales if is_fp8(key_cache) else UNSCALED
     launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales, sinks)
     kernels = shape.kernels(query.device, is_fp8(key_cache))
-    with _beside(query.device, {"narrow", "wide"} <= plan.launches) as aside:
-        if "wide" in plan.launches:
-            with aside:
-                launch.attend("wide", kernels.wide, scale, sliding_window, soft_cap)
-        if "narrow" in plan.launches:
-            launch.attend("narrow", kernels.narrow, scale, sliding_window, soft_cap)
+    # One after the other: a CUDA graph that is one line of kernels takes the host much less to launch than one of
+    # which parts run beside each other, and the GPU hardly longer.
+    if "wide" in plan.launches:
+        launch.attend("wide", kernels.wide, scale, sliding_window, soft_cap)
+    if "narrow" in plan.launches:
+        launch.attend("narrow", kernels.narrow, scale, sliding_window, soft_cap)
     if "merge_tokens" in plan.launches:
         launch.merge()
-
-
-@contextmanager
-def _beside(device: torch.device, has_both: bool) -> Iterator[AbstractContextManager[object]]:
-    """What is launched in the context given runs, in a CUDA graph, beside what is launched in this one.
-
-    What the one leaves of the GPU as it ends is the other's: 1 to 4 of 80 microseconds on an H200, and more where heads
-    are small. Outside of graphs the host has no time for it.
-    """
-    if not has_both or device.type != "cuda":
-        yield nullcontext()
-        return
-    # Made by the call that comes before any capture.
-    aside = stream_aside(device)
-    if not torch.cuda.is_current_stream_capturing():
-        yield nullcontext()
-        return
-    current = torch.cuda.current_stream(device)
-    aside.wait_stream(current)
-    yield torch.cuda.stream(aside)
-    current.wait_stream(aside)
 
 
 @dataclass(frozen=True)
