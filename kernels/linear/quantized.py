@@ -25,7 +25,7 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
         if runs_triton(weight.packed):
             return Int4Product(weight, bias)
     elif _takes_scaled(weight):
-        return ScaledProduct(weight, bias)
+        return ScaledProduct(weight.with_known_blocks(), bias)
     elif weight.values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, weight.values.device):
         return Int8Product(weight.values, bias, scales=weight.scales[0])
     if supports_grouped(dtype, weight.scales.device) and can_take_grouped(weight, dtype):

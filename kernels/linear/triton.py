@@ -17,7 +17,7 @@ from .triton_kernels import (
     sum_splits_kernel,
     unpack_int4_kernel,
 )
-from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, ScaledWeight
+from .weights import BLOCK_OUTPUTS, HALF_TILE, KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, ScaledWeight
 
 # A group is one program's registers.
 MAX_GROUP_SIZE = 65536
@@ -209,6 +209,7 @@ def scaled_linear_triton(
         tiles_per_split,
         HAS_BIAS=bias is not None and splits == 1,
         IS_GROUPED=is_grouped,
+        HAS_BLOCKS=is_grouped and weight.has_blocks and BLOCK_OUTPUTS % tile.outputs == 0,
         IS_INT=values.dtype == torch.int8,
         IS_WHOLE=num_inputs % KERNEL_GROUP_SIZE == 0,
         ROWS=tile.rows,

@@ -73,6 +73,7 @@ def scaled_linear_kernel(
     tiles_per_split,
     HAS_BIAS: tl.constexpr,
     IS_GROUPED: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
     IS_INT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -88,7 +89,8 @@ def scaled_linear_kernel(
     for part in range(tl.program_id(0), num_tiles * num_splits, tl.num_programs(0)):
         tile, split = part % num_tiles, part // num_tiles
         row = (tile % num_row_tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        column = (tile // num_row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
+        first_column = (tile // num_row_tiles * OUTPUTS).to(tl.int64)
+        column = first_column + tl.arange(0, OUTPUTS)
         is_row, is_column = row < num_rows, column < num_outputs
         begin = split * tiles_per_split * INPUTS
         product = scaled_product(
@@ -98,6 +100,7 @@ def scaled_linear_kernel(
             is_row,
             weight,
             weight_scales,
+            first_column,
             column,
             is_column,
             begin,
@@ -106,6 +109,7 @@ def scaled_linear_kernel(
             num_inputs,
             num_groups,
             IS_GROUPED,
+            HAS_BLOCKS,
             IS_INT,
             IS_WHOLE,
             ROWS,
@@ -126,6 +130,7 @@ def scaled_product(
     is_row,
     weight,
     weight_scales,
+    first_column,
     column,
     is_column,
     begin,
@@ -134,31 +139,48 @@ def scaled_product(
     num_inputs,
     num_groups,
     IS_GROUPED: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
     IS_INT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Rows of x times rows of the weight, [ROWS, OUTPUTS] float32, of the inputs from `begin` to `end`."""
+    """Rows of x times rows of the weight, [ROWS, OUTPUTS] float32, of the inputs from `begin` to `end`.
+
+    HAS_BLOCKS: in a group all columns, which begin with `first_column`, have one scale.
+    """
     depth = tl.arange(0, INPUTS)
     x_tile = x + row[:, None] * num_inputs + depth[None, :]
-    weight_tile = weight + column[None, :] * num_inputs + depth[:, None]
+    # Without a mask: what comes of columns that there are not is nobody's.
+    weight_tile = weight + tl.minimum(column, num_outputs - 1)[None, :] * num_inputs + depth[:, None]
     sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.int32 if IS_INT else tl.float32)
     product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    if IS_GROUPED:
+        rows_at = x_scales + row * num_groups
+        columns_at = weight_scales + (first_column if HAS_BLOCKS else column)
+        group = begin // INPUTS
+        next_rows = tl.load(rows_at + group, mask=is_row, other=0.0)
+        next_columns = _of_columns(columns_at + group * num_outputs, is_column, HAS_BLOCKS)
     for first in range(begin, end, INPUTS):
-        is_left, is_right = is_row[:, None], is_column[None, :]
-        if not IS_WHOLE:
+        if IS_WHOLE:
+            left = tl.load(x_tile + first, mask=is_row[:, None], other=0.0)
+            right = tl.load(weight_tile + first)
+        else:
             is_input = first + depth < num_inputs
-            is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
-        left = tl.load(x_tile + first, mask=is_left, other=0.0)
-        right = tl.load(weight_tile + first, mask=is_right, other=0.0)
+            left = tl.load(x_tile + first, mask=is_row[:, None] & is_input[None, :], other=0.0)
+            right = tl.load(weight_tile + first, mask=is_input[:, None], other=0.0)
         if IS_GROUPED:
-            group = first // INPUTS
-            of_rows = tl.load(x_scales + row * num_groups + group, mask=is_row, other=0.0)
-            of_columns = tl.load(weight_scales + group * num_outputs + column, mask=is_column, other=0.0)
+            # On their way while this tile is computed: what no product reads is not fetched ahead by the compiler.
+            of_rows, of_columns = next_rows, next_columns
+            group = tl.minimum(first // INPUTS + 1, num_groups - 1)
+            next_rows = tl.load(rows_at + group, mask=is_row, other=0.0)
+            next_columns = _of_columns(columns_at + group * num_outputs, is_column, HAS_BLOCKS)
             partial = tl.dot(left, right, out_dtype=sums.dtype).to(tl.float32)
-            product += partial * of_rows[:, None] * of_columns[None, :]
+            if HAS_BLOCKS:
+                product += partial * (of_rows * of_columns)[:, None]
+            else:
+                product += partial * of_rows[:, None] * of_columns[None, :]
         else:
             sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
     if not IS_GROUPED:
@@ -166,6 +188,12 @@ def scaled_product(
         of_columns = tl.load(weight_scales + column, mask=is_column, other=0.0)
         product = sums.to(tl.float32) * of_rows[:, None] * of_columns[None, :]
     return product
+
+
+@triton.jit
+def _of_columns(scales, is_column, HAS_BLOCKS: tl.constexpr):
+    """Each column's scale, or that of all."""
+    return tl.load(scales) if HAS_BLOCKS else tl.load(scales, mask=is_column, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles_per_split"])

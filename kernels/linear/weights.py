@@ -11,6 +11,8 @@ from torch.nn.functional import pad
 HALF_TILE = 32
 # The size of groups that the kernel for scaled bytes takes, beside one group of all.
 KERNEL_GROUP_SIZE = 128
+# So many outputs have one scale in checkpoints whose scales are of blocks.
+BLOCK_OUTPUTS = 128
 # Inputs that share a power of two in MXFP4.
 FP4_GROUP_SIZE = 32
 _FP4_VALUES = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6))
@@ -142,12 +144,14 @@ class ScaledWeight:
     """A byte a weight: value * scale, with a scale for each group of inputs and each output.
 
     values: [out, in] int8 or float8_e4m3fn; scales: [num_groups, out] float32; inputs are grouped by `group_size`,
-    and all are one group where that is `in`.
+    and all are one group where that is `in`. has_blocks: whether it is known that 128 outputs after each other, from
+    the first on, have one scale in each group, as DeepSeek's have.
     """
 
     values: Tensor
     scales: Tensor
     group_size: int
+    has_blocks: bool = False
 
     @property
     def num_groups(self) -> int:
@@ -157,7 +161,15 @@ class ScaledWeight:
         """A weight of these outputs, in this order: [n] int64."""
         # Few devices look 8-bit floats up.
         values = self.values.view(torch.uint8)[order].view(self.values.dtype)
-        return replace(self, values=values, scales=self.scales[:, order].contiguous())
+        return replace(self, values=values, scales=self.scales[:, order].contiguous(), has_blocks=False)
+
+    def with_known_blocks(self) -> "ScaledWeight":
+        """The same, and whether it `has_blocks`: where it is on a GPU, that is waited for."""
+        if self.num_groups == 1:
+            return self
+        padded = pad(self.scales, (0, -self.scales.shape[1] % BLOCK_OUTPUTS), mode="replicate")
+        blocks = padded.view(self.num_groups, -1, BLOCK_OUTPUTS)
+        return replace(self, has_blocks=bool((blocks == blocks[..., :1]).all()))
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself: [out, in]. Computed in float32 and rounded once."""

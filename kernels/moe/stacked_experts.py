@@ -32,6 +32,7 @@ class ByteMatrices:
     values: Tensor
     scales: Tensor
     group_size: int
+    has_blocks: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -180,7 +181,9 @@ def _stack(weights: Sequence[Any]) -> Matrices:
     """Of weights that are of one kind."""
     match weights[0]:
         case ScaledWeight(group_size=group_size):
-            return ByteMatrices(_side_by_side(weights, "values"), _side_by_side(weights, "scales"), group_size)
+            have_blocks = all(each.has_blocks for each in weights)
+            values, scales = (_side_by_side(weights, name) for name in ("values", "scales"))
+            return ByteMatrices(values, scales, group_size, have_blocks)
         case Fp4Weight(num_inputs=num_inputs):
             return Fp4Matrices(_side_by_side(weights, "packed"), _side_by_side(weights, "scales"), num_inputs)
         case Int4Weight(group_size=group_size, num_inputs=num_inputs):

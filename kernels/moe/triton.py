@@ -12,7 +12,7 @@ from ..device import shared_bytes
 from ..launch_sizes import cdiv, next_power_of_2
 from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
-from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
+from ..linear.weights import BLOCK_OUTPUTS, HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .expert_groups import ONE_GROUP, ExpertGroups
 from .stacked_experts import (
@@ -301,6 +301,7 @@ def _multiply_bytes(
         num_groups=matrices.num_groups,
         IS_FIRST=is_first,
         IS_GROUPED=matrices.num_groups > 1,
+        HAS_BLOCKS=matrices.num_groups > 1 and matrices.has_blocks and BLOCK_OUTPUTS % tile.outputs == 0,
         IS_INT=values.dtype == torch.int8,
         IS_WHOLE=matrices.shape[2] % KERNEL_GROUP_SIZE == 0,
         ROWS=tile.rows,

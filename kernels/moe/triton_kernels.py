@@ -240,6 +240,7 @@ def scaled_experts_kernel(
     CHOSEN: tl.constexpr,
     IS_FIRST: tl.constexpr,
     IS_GROUPED: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
     IS_INT: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -250,7 +251,8 @@ def scaled_experts_kernel(
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
-        column = (tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
+        first_column = (tl.program_id(0) % num_column_tiles * OUTPUTS).to(tl.int64)
+        column = first_column + tl.arange(0, OUTPUTS)
         is_column = column < num_outputs
         product = scaled_product(
             x,
@@ -259,6 +261,7 @@ def scaled_experts_kernel(
             is_row,
             weight + expert * num_outputs * num_inputs,
             weight_scales + expert * num_groups * num_outputs,
+            first_column,
             column,
             is_column,
             0,
@@ -267,6 +270,7 @@ def scaled_experts_kernel(
             num_inputs,
             num_groups,
             IS_GROUPED,
+            HAS_BLOCKS,
             IS_INT,
             IS_WHOLE,
             ROWS,

@@ -227,7 +227,9 @@ def compile_linear(card: Card) -> None:
             for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
                 quantized = linear.quantize_rows_triton(x, byte_dtype, group_size)
                 linear.quantize_gated_triton(torch.cat((x, x), 1), byte_dtype, group_size, Gate.SILU)
-                linear.scaled_linear_triton(*quantized, ScaledWeight(values, scales, group_size), None, dtype)
+                for has_blocks in {False, group_size == 128}:
+                    weight = ScaledWeight(values, scales, group_size, has_blocks)
+                    linear.scaled_linear_triton(*quantized, weight, None, dtype)
 
 
 def compile_the_rest(card: Card) -> None:
@@ -307,7 +309,7 @@ def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_
     groups = torch.empty(128, -(-num_inputs // 128), num_outputs)
     if isinstance(kind, torch.dtype):
         values = torch.empty(128, num_outputs, num_inputs, dtype=kind)
-        return ByteMatrices(values, *((groups, 128) if kind == FP8 else (groups[:, :1].contiguous(), num_inputs)))
+        return ByteMatrices(values, *((groups, 128, True) if kind == FP8 else (groups[:, :1].contiguous(), num_inputs)))
     packed = torch.empty(128, -(-num_inputs // 64) * 32, num_outputs, dtype=torch.uint8)
     if kind == "fp4":
         return Fp4Matrices(packed, torch.empty(128, -(-num_inputs // 32), num_outputs, dtype=dtype), num_inputs)

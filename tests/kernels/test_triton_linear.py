@@ -30,6 +30,7 @@ from headrace.kernels.linear.quantized_reference import (
     scaled_linear_reference,
 )
 from headrace.kernels.linear.triton import (
+    ScaledTile,
     int4_linear_triton,
     int4_tile,
     quantize_gated_triton,
@@ -199,6 +200,40 @@ def test_scaled(rows, outputs, inputs, group_size, splits, byte_dtype, triton_dt
     at_least = FP8_TOLERANCE if byte_dtype == FP8 and device.type == "cuda" else 0.0
     assert_close(actual, scaled_linear_reference(values, scales, weight, bias, triton_dtype), at_least)
     assert torch.equal(actual, scaled_linear_triton(values, scales, weight, bias, triton_dtype, splits))
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "splits"), [(3, 256, 256, 2), (70, 300, 400, 1), (1, 130, 1200, None)]
+)
+def test_scales_of_blocks(rows, outputs, inputs, splits, byte_dtype, triton_dtype, device):
+    """128 outputs and 128 inputs have one, the last of either fewer."""
+    blocks = torch.rand(-(-inputs // 128), -(-outputs // 128), generator=torch.Generator().manual_seed(0)) + 0.5
+    spread = blocks.repeat_interleave(128, 1)[:, :outputs].contiguous().to(device) * inputs**-0.5
+    values = torch.sign(normal(outputs, inputs, seed=1)).to(byte_dtype).to(device)
+    weight = ScaledWeight(values, spread, 128).with_known_blocks()
+    assert weight.has_blocks
+    x, x_scales = quantize_rows_reference(torch.sign(normal(rows, inputs)).to(device), byte_dtype, 128)
+    expected = scaled_linear_reference(x, x_scales, weight, None, triton_dtype)
+    for tile in (None, ScaledTile(64, 64, 4, 2), ScaledTile(16, 256, 8, 1)):
+        assert_close(scaled_linear_triton(x, x_scales, weight, None, triton_dtype, splits, tile), expected)
+    product = quantized.ScaledProduct(weight, None)
+    assert_close(product(torch.sign(normal(rows, inputs)).to(device, triton_dtype)), expected)
+
+
+def test_blocks_are_known_from_the_scales(device):
+    """And no longer where outputs have another order."""
+    weight = scaled_weight(300, 256, 128, torch.int8, device)
+    assert not weight.with_known_blocks().has_blocks
+    rows = torch.tensor([0] * 128 + [130] * 128 + [260] * 44, device=device)
+    blocked = replace(weight, scales=weight.scales[:, rows].contiguous()).with_known_blocks()
+    assert blocked.has_blocks
+    assert not blocked.with_outputs(rows).has_blocks
+    last = blocked.scales.clone()
+    last[1, 299] *= 2
+    assert not replace(weight, scales=last).with_known_blocks().has_blocks
+    whole = scaled_weight(300, 256, 256, torch.int8, device)
+    assert not whole.with_known_blocks().has_blocks
 
 
 @pytest.mark.parametrize(

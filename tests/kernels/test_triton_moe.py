@@ -128,6 +128,8 @@ KINDS: dict[str, Callable[[int, int], QuantizedWeight]] = {
     "int8": lambda outputs, inputs: of_bytes(outputs, inputs, torch.int8, inputs),
     "fp8": lambda outputs, inputs: of_bytes(outputs, inputs, torch.float8_e4m3fn, inputs),
     "fp8-groups": lambda outputs, inputs: of_bytes(outputs, inputs, torch.float8_e4m3fn, 128),
+    "int8-blocks": lambda outputs, inputs: of_blocks(outputs, inputs, torch.int8),
+    "fp8-blocks": lambda outputs, inputs: of_blocks(outputs, inputs, torch.float8_e4m3fn),
     "int4": lambda outputs, inputs: of_nibbles(outputs, inputs, 32),
     "int4-groups-of-a-tile": lambda outputs, inputs: of_nibbles(outputs, inputs, 64),
     "fp4": lambda outputs, inputs: of_floats(outputs, inputs),
@@ -138,6 +140,12 @@ KINDS: dict[str, Callable[[int, int], QuantizedWeight]] = {
 def of_bytes(outputs: int, inputs: int, dtype: torch.dtype, group_size: int) -> ScaledWeight:
     values = torch.randint(-100, 100, (outputs, inputs)).float().to(dtype)
     return ScaledWeight(values, torch.rand(-(-inputs // group_size), outputs) / 50 / inputs**0.5, group_size)
+
+
+def of_blocks(outputs: int, inputs: int, dtype: torch.dtype) -> ScaledWeight:
+    weight = of_bytes(outputs, inputs, dtype, 128)
+    spread = weight.scales[:, torch.arange(outputs) // 128 * 128]
+    return replace(weight, scales=spread).with_known_blocks()
 
 
 def of_nibbles(outputs: int, inputs: int, group_size: int, has_minima: bool = False) -> Int4Weight:
@@ -188,6 +196,7 @@ def test_quantised_experts_give_what_each_gives_alone(kind, gate, num_tokens, tr
     shapes = ((2 * inner, size), (size, inner))
     gate_up, down = ([moved(KINDS[kind](*shape), device) for _ in range(NUM_EXPERTS)] for shape in shapes)
     experts = StackedExperts(_stack(gate_up), _stack(down), gate)
+    assert getattr(experts.gate_up, "has_blocks", False) == kind.endswith("blocks")
     ids = torch.tensor([[3, 0], [4, 3], [3, 1], *[[2, 3]] * 77], device=device)[:num_tokens]
     shares = torch.rand(ids.shape, device=device)
     x = torch.randn(num_tokens, size, device=device).to(triton_dtype)
