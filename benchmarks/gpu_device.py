@@ -17,8 +17,8 @@ from triton_interpreter import hasten_interpreter, interpret_triton
 
 # A few times what a GPU's level-2 cache holds.
 _FLUSHED_BYTES = 256 * 2**20
-# Calls that are timed together.
-_REPEATS = 4
+# Calls that are timed together, where they are shorter than this.
+_REPEATS, _SHORT_SECONDS = 4, 200e-6
 _CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 
 
@@ -67,15 +67,20 @@ def timing(
     torch.cuda.synchronize()
     others = torch.empty(_FLUSHED_BYTES if is_flushed else 1, dtype=torch.uint8, device=device)
 
-    def repeat(*calls: Callable[[], object]) -> list[float]:
+    def repeat(times: int, *calls: Callable[[], object]) -> list[float]:
         def all_calls() -> None:
-            for each in calls * _REPEATS:
+            for each in calls * times:
                 each()
 
         return list(_device_times(_captured(all_calls) if is_captured else all_calls, rounds))
 
-    apart = median(repeat(others.zero_))
-    return Timing.of([max(taken - apart, 0.0) / _REPEATS for taken in repeat(others.zero_, call)])
+    def measure(times: int) -> Timing:
+        apart = median(repeat(times, others.zero_))
+        return Timing.of([max(taken - apart, 0.0) / times for taken in repeat(times, others.zero_, call)])
+
+    once = measure(1)
+    # Long ones are not repeated: a GPU that multiplies for long gets slower, as it may take only so much power.
+    return measure(_REPEATS) if once.median < _SHORT_SECONDS else once
 
 
 def timing_with_waits(call: Callable[[], object], device: torch.device, rounds: int) -> Timing:

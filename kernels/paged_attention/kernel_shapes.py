@@ -90,24 +90,27 @@ def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch
 
 
 def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:
-    """Up to heads of 128 chosen by measurement on an H200, beyond by reading what the compiler makes of them
-    (`docs/decisions.md`)."""
+    """In 16 bits chosen by measurement on an H200 (`docs/decisions.md`)."""
     rows, wide_rows = max(16, group), max(128, group)
-    narrow = KernelShape(rows, 32, 4, 5, programs_per_processor=2, max_registers=255)
     if dtype == torch.float32:
         # There are no tensor cores for it.
+        narrow = KernelShape(rows, 32, 4, 5, 2, 255)
         return KernelShapes(narrow, replace(narrow, rows=max(32, group), programs_per_processor=1))
     if head_dim > 128:
-        return KernelShapes(narrow, KernelShape(wide_rows, 64, 8, 3, 1, max_registers=255))
-    if rows > 16:
-        narrow = KernelShape(rows, 32, 4, 7, programs_per_processor=4, max_registers=128)
+        wide = KernelShape(wide_rows, 64, 8, 3, 1, 255)
+    elif head_dim > 64:
+        wide = KernelShape(wide_rows, 128, 8, 5, 1, 255)
     else:
-        # Eight warps that wait for nobody but memory read faster than four times four that wait for each other.
-        tile = 32 if reads_fp8 or head_dim <= 64 else 16
-        narrow = KernelShape(rows, tile, 1, 5, programs_per_processor=8, max_registers=255)
-    if head_dim <= 64:
-        return KernelShapes(narrow, KernelShape(max(64, group), 128, 4, 5, 2, max_registers=255))
-    return KernelShapes(narrow, KernelShape(wide_rows, 128, 8, 5, 1, max_registers=255))
+        wide = KernelShape(max(64, group), 128, 4, 5, 2, 255)
+    if rows > 16:
+        # Not measured: that many need the registers of several warps.
+        few, many = KernelShape(rows, 32, 4, 7, 4, 128), KernelShape(rows, 32, 4, 5, 2, 255)
+        return KernelShapes(few if head_dim <= 128 else many, wide)
+    # Warps that wait for nobody but memory read faster than as many that wait for each other.
+    if head_dim > 128:
+        return KernelShapes(KernelShape(rows, 32, 2, 3, 4, 255), wide)
+    is_small = reads_fp8 or head_dim <= 64
+    return KernelShapes(KernelShape(rows, 32, 1, 5, 8, 255) if is_small else KernelShape(rows, 16, 1, 3, 8, 255), wide)
 
 
 def _narrow_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[KernelShape]:

@@ -21,28 +21,30 @@ HOPPER, A100, ADA = 227 * 1024, 163 * 1024, 99 * 1024
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize(
-    ("head_dims", "tile", "wide"),
-    [((16, 64), 32, KernelShape(64, 128, 4, 5, 2, 255)), ((80, 96, 128), 16, KernelShape(128, 128, 8, 5, 1, 255))],
+    ("head_dims", "narrow", "wide"),
+    [
+        ((16, 64), KernelShape(16, 32, 1, 5, 8, 255), KernelShape(64, 128, 4, 5, 2, 255)),
+        ((80, 96, 128), KernelShape(16, 16, 1, 3, 8, 255), KernelShape(128, 128, 8, 5, 1, 255)),
+        ((160, 256), KernelShape(16, 32, 2, 3, 4, 255), KernelShape(128, 64, 8, 3, 1, 255)),
+    ],
 )
-def test_hoppers_are_those_that_were_the_fastest(head_dims, tile, wide, dtype):
+def test_hoppers_are_those_that_were_the_fastest(head_dims, narrow, wide, dtype):
     for head_dim in head_dims:
-        assert choose_kernels(4, head_dim, dtype, HOPPER) == KernelShapes(KernelShape(16, tile, 1, 5, 8, 255), wide)
+        assert choose_kernels(4, head_dim, dtype, HOPPER) == KernelShapes(narrow, wide)
 
 
 def test_over_fp8_a_narrow_tile_may_have_more_keys_and_all_else_is_equal():
     """A plan is made without knowing the cache's dtype."""
     plain, over_fp8 = (choose_kernels(7, 128, BF16, HOPPER, reads_fp8) for reads_fp8 in (False, True))
-    assert over_fp8 == replace(plain, narrow=replace(plain.narrow, tile=32))
+    assert over_fp8 == replace(plain, narrow=replace(plain.narrow, tile=32, num_stages=5))
     assert over_fp8.narrow.tile <= plain.wide.tile
     # Twice the rows would not leave one warp enough registers.
     assert choose_kernels(32, 128, BF16, HOPPER, reads_fp8=True) == choose_kernels(32, 128, BF16, HOPPER)
 
 
-def test_hoppers_for_large_heads_and_for_float32():
-    narrow = KernelShape(16, 32, 4, 5, 2, 255)
-    assert choose_kernels(2, 256, BF16, HOPPER) == KernelShapes(narrow, KernelShape(128, 64, 8, 3, 1, 255))
+def test_hoppers_for_float32():
+    narrow, wide = KernelShape(16, 32, 4, 5, 2, 255), KernelShape(32, 32, 4, 5, 1, 255)
     for head_dim in (64, 256):
-        wide = KernelShape(32, 32, 4, 5, 1, 255)
         assert choose_kernels(1, head_dim, F32, HOPPER) == KernelShapes(narrow, wide)
 
 
