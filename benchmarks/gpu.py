@@ -7,7 +7,6 @@
 
 The first has a figure of each of the goals that the project set itself before there was a figure, by number, in the
 order of their weight, and what else there is time for: a part that does not fit into what is left is left out by name.
-The second is what that mostly is, in four minutes more.
 
 It is for any one GPU of Hopper's, of 80 GB or more: limits are measured on it in the same run, and the results' file is
 named after it. Weights are random: speed does not read them. Each part runs in a process of its own, so that one that
