@@ -155,7 +155,7 @@ class _Launch:
             BLOCK_SIZE=self.key_cache.shape[1],
             ROWS=kernel.rows,
             TILE=kernel.tile,
-            HAS_WHOLE=items == "wide" and sliding_window is None,
+            HAS_WHOLE=items == "wide" and sliding_window is None and self._multiplies_for_long,
             IS_PAIRED=self._reads_pairs(),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
@@ -165,6 +165,11 @@ class _Launch:
             num_stages=kernel.num_stages,
             maxnreg=kernel.max_registers,
         )
+
+    @property
+    def _multiplies_for_long(self) -> bool:
+        """Whether a loop without masks was seen to pay where there is much to multiply."""
+        return self.shape.dtype != torch.float32 and not self.shape.key_rest
 
     def _reads_pairs(self) -> bool:
         """Whether values are read for themselves, and best so."""
