@@ -3,6 +3,7 @@
     python benchmarks/gpu.py             # needs torch, triton, numpy, tokenizers and safetensors, and no installation
     python benchmarks/gpu.py --only sharing,linears,kernels,mixtures,lora,states    # parts, into the same file
     python benchmarks/gpu.py --profile   # the kernels of a decode step, by the time they take
+    python benchmarks/gpu.py --only host # where the host's time goes, in a decode step and in whole workloads
     python benchmarks/gpu.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter: its figures mean nothing
 
 The first has a figure of each of the goals that the project set itself before there was a figure, by number, in the

@@ -19,6 +19,8 @@ from triton_interpreter import hasten_interpreter, interpret_triton
 _FLUSHED_BYTES = 256 * 2**20
 # Calls that are timed together, where they are shorter than this.
 _REPEATS, _SHORT_SECONDS = 4, 200e-6
+# What cannot be told from nothing.
+_LEAST_SECONDS = 1e-9
 _CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
 
 
@@ -76,7 +78,7 @@ def timing(
 
     def measure(times: int) -> Timing:
         apart = median(repeat(times, others.zero_))
-        return Timing.of([max(taken - apart, 0.0) / times for taken in repeat(times, others.zero_, call)])
+        return Timing.of([max(taken - apart, _LEAST_SECONDS) / times for taken in repeat(times, others.zero_, call)])
 
     once = measure(1)
     # Long ones are not repeated: a GPU that multiplies for long gets slower, as it may take only so much power.

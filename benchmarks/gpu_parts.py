@@ -17,8 +17,9 @@ CORRECT = "correct"
 PROFILES = ("profile-small", "profile-large", "profile-fp8")
 TILES = "tiles"
 MIXED = "mixed"
+HOST = "host"
 # Only where it is asked for.
-EXTRAS = (*PROFILES, TILES, MIXED)
+EXTRAS = (*PROFILES, TILES, MIXED, HOST)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         *(part(name, 16, partial(_profile, name=name)) for name in PROFILES),
         part(TILES, 60, _tiles),
         part(MIXED, 150, _mixed),
+        part(HOST, 30, _host),
     ]
 
 
@@ -179,6 +181,13 @@ def _mixed(table: Table, is_dry: bool) -> None:
     from gpu_mixed import DRY, GPU, mixed_lines
 
     _add_each(table, mixed_lines(DRY if is_dry else GPU, _sizes(is_dry).device))
+
+
+def _host(table: Table, is_dry: bool) -> None:
+    from gpu_host import host_lines
+    from gpu_workloads import DRY, GPU
+
+    _add_each(table, host_lines(DRY if is_dry else GPU, _sizes(is_dry).device))
 
 
 def _kernels(table: Table, is_dry: bool) -> None:

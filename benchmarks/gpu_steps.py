@@ -42,14 +42,14 @@ class StepTimes:
 
 def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
     """What steps of as many decodes as there are prompts take, with the model: its graphs' loading and launch too."""
-    _fill(llm.engine, prompts, steps)
+    fill(llm.engine, prompts, steps)
     whole, host = [], []
     for _ in range(steps):
         waited, start = llm.engine.stats.waited_seconds, time.perf_counter()
         llm.engine.step()
         whole.append(time.perf_counter() - start)
         host.append(whole[-1] - (llm.engine.stats.waited_seconds - waited))
-    _drain(llm.engine)
+    drain(llm.engine)
     return StepTimes(Timing.of(whole), Timing.of(host))
 
 
@@ -75,12 +75,12 @@ class StepProfile:
         is_gpu = torch.cuda.is_available()
         # After CUPTI's end, which some releases of torch bring about, CUDA graphs were seen to crash.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        _fill(llm.engine, prompts, steps)
+        fill(llm.engine, prompts, steps)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
         with profile(activities=[activity]) as profiled:
             for _ in range(steps):
                 llm.engine.step()
-        _drain(llm.engine)
+        drain(llm.engine)
         events: Iterable[Any] = profiled.events() or ()
         return cls.from_events(events, kind, steps)
 
@@ -151,7 +151,7 @@ def idle_share(intervals: list[tuple[float, float]], least: float) -> float:
     return idle / (reached - ordered[0][0])
 
 
-def _fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
+def fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
     """Begin to answer the prompts; in so many of the steps that follow, all decode.
 
     Answers are told when they end, as jobs and `LLM.generate` have it.
@@ -167,6 +167,7 @@ def _fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
         num_new = engine.num_generated_tokens - num_before
 
 
-def _drain(engine: Engine) -> None:
+def drain(engine: Engine) -> None:
+    """Answer what there is to the end."""
     while engine.has_work:
         engine.step()

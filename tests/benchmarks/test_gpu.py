@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
+def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(gpu_modules, tmp_path):
     file = tmp_path / "result.json"
     # What is there of a part that is run again goes, and what is not asked for stays.
     held = {"lines": [], "failure": "an earlier run's"}
@@ -44,7 +45,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
         "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,states,mixtures,kernels",
         "flashinfer,transformers,vllm",
     ]
-    every = ",".join([*parts, "profile-fp8,tiles,mixed"])
+    every = ",".join([*parts, "profile-fp8,tiles,mixed,host"])
     script = [FOLDER / "gpu.py", "--dry-run", "--only", every, "--commit", "tested", "--output", file]
     # Not in the project's folder, and without git.
     done = subprocess.run(
@@ -70,6 +71,9 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
     assert [len(result["parts"][part]["lines"]) for part in ("sharing", "tiles", "mixed")] == [2, 8, 8]
+    # Of three kinds of steps, their phases and four lines more; of two workloads, eight; and one that compares.
+    host = [line["name"] for line in result["parts"]["host"]["lines"]]
+    assert len(host) == 3 * (len(gpu_modules("gpu_phases").PHASES) + 4) + 2 * 8 + 1
     for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
         assert any(said in line["name"] for line in result["parts"][part]["lines"])
     assert "No module named 'flashinfer'" in done.stderr, "a failure's traceback is for whoever looks for its cause"
@@ -341,7 +345,7 @@ def test_in_each_step_that_is_timed_all_decode_however_many_their_prompts_take(g
     # Of 40 tokens, and a step has room for 64.
     work = engine.Workload.shared("gate", 12, 24, 16, 4 + steps.SPARE_TOKENS)
     llm = engine.load_for("gate", torch.device("cpu"), [work], async_scheduling=True, enable_prefix_caching=False)
-    brought, step, drain = [], llm.engine.step, steps._drain
+    brought, step, drain = [], llm.engine.step, steps.drain
 
     def noted_step():
         before = llm.engine.num_generated_tokens
@@ -354,10 +358,58 @@ def test_in_each_step_that_is_timed_all_decode_however_many_their_prompts_take(g
         drain(engine)
 
     monkeypatch.setattr(llm.engine, "step", noted_step)
-    monkeypatch.setattr(steps, "_drain", noted_drain)
+    monkeypatch.setattr(steps, "drain", noted_drain)
     steps.step_times(llm, work.prompts, 4)
     assert len(brought) > 11
     assert brought[-4:] == [12, 12, 12, 12]
+
+
+def test_the_phases_of_steps_have_nothing_in_common_and_the_engine_is_as_before(gpu_modules):
+    engine, host, phases = (gpu_modules(f"gpu_{name}") for name in ("engine", "host", "phases"))
+    work = engine.Workload.shared("gate", 3, 24, 16, 4 + gpu_modules("gpu_steps").SPARE_TOKENS)
+    llm = engine.load_for("gate", torch.device("cpu"), [work], async_scheduling=True)
+    functions = [vars(owner)[name] for owner, name, _ in phases.PHASES]
+    steps = host.decode_steps(llm, work.prompts, 4)
+    assert [vars(owner)[name] for owner, name, _ in phases.PHASES] == functions
+    assert "step" not in vars(llm.engine)
+    titles = [title for _, _, title in phases.PHASES]
+    assert len(set(titles)) == len(titles)
+    assert [step.is_decode for step in steps] == [True] * 4
+    for step in steps:
+        assert 0 < step.own(*titles) <= step.seconds
+        assert [call.title for call in step.calls].count("launching the model without a graph") == 1
+
+
+def test_a_phase_whose_function_has_another_name_is_refused(gpu_modules, monkeypatch):
+    phases, engine = gpu_modules("gpu_phases"), gpu_modules("gpu_engine")
+    llm = engine.load_for("gate", torch.device("cpu"), [engine.Workload.shared("gate", 1, 8, 8, 1)])
+    owner, name, _ = phases.PHASES[0]
+    held = vars(owner)[name]
+    monkeypatch.setattr(phases, "PHASES", (phases.PHASES[0], (owner, "renamed", "what is gone")))
+    with pytest.raises(KeyError, match="renamed"), phases.watched(llm.engine):
+        pass
+    assert vars(owner)[name] is held
+
+
+def test_the_periods_of_a_workload_are_all_of_it(gpu_modules, monkeypatch):
+    engine, host, phases = (gpu_modules(f"gpu_{name}") for name in ("engine", "host", "phases"))
+    # Of 40 tokens, and a step has room for 64.
+    work = engine.Workload.shared("gate", 5, 24, 16, 6)
+    llm = engine.load_for("gate", torch.device("cpu"), [work], async_scheduling=True, enable_prefix_caching=False)
+    # A clock that goes on by one whenever somebody looks: nothing depends on how fast the machine is.
+    ticks = count()
+    for module in (host, phases):
+        monkeypatch.setattr(module, "perf_counter", lambda: float(next(ticks)))
+    periods = host.periods(llm, work)
+    assert list(periods) == [
+        "until the first launch",
+        *("4 steps with prompts: host", "4 steps with prompts: waiting"),
+        *("5 decode steps: host", "5 decode steps: waiting"),
+        *("after the last launch: host", "after the last launch: waiting"),
+    ]
+    assert min(periods.values()) > 0
+    # All but a tick between the end of each of the eight steps that launch something and the begin of the next one.
+    assert sum(periods.values()) == next(ticks) - 1 - 7
 
 
 def test_a_profiler_that_sees_nothing_says_what_it_needs(gpu_modules):
