@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_golden_models import GOLDEN
 from report import ROOT
 from safetensors.torch import save_file
 from shapes import SHAPES
@@ -107,6 +108,7 @@ _PLAIN = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     **_PLAIN,
+    **GOLDEN,
     **{f"{name} fp8": {**_PLAIN[name], "quantization_config": FP8_SCHEME} for name in ("gate", "llama-3-8b")},
 }
 

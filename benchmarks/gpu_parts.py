@@ -1,7 +1,7 @@
 """What `gpu.py` can measure, part by part, in the order in which it is wanted: that of goals first."""
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -18,8 +18,9 @@ PROFILES = ("profile-small", "profile-large", "profile-fp8")
 TILES = "tiles"
 MIXED = "mixed"
 HOST = "host"
+GOLDEN = "golden"
 # Only where it is asked for.
-EXTRAS = (*PROFILES, TILES, MIXED, HOST)
+EXTRAS = (*PROFILES, TILES, MIXED, HOST, GOLDEN)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         part(TILES, 60, _tiles),
         part(MIXED, 150, _mixed),
         part(HOST, 30, _host),
+        part(GOLDEN, 45, _golden),
     ]
 
 
@@ -92,23 +94,35 @@ def _check(table: Table, is_dry: bool) -> None:
     from gpu_kernels import check_attention
     from gpu_linears import check_fp8
 
-    sizes, wrong = _sizes(is_dry), []
-    checks: dict[str, Callable[[], None]] = {
+    sizes = _sizes(is_dry)
+    checks: dict[str, Callable[[], str | None]] = {
         "attention": lambda: check_attention(sizes),
         "products in FP8": lambda: check_fp8(sizes),
         "greedy tokens in float32": lambda: check_engine(sizes.device),
         "greedy tokens of latents": lambda: check_engine(sizes.device, "gate latents"),
     }
-    # All of it, also where one fails.
+    _check_each(CORRECT, checks)
+
+
+def _golden(table: Table, is_dry: bool) -> None:
+    """Every kind of model, with all that the engine does for speed. Raises `AssertionError`."""
+    from gpu_golden import golden_checks
+
+    _check_each(GOLDEN, golden_checks(_sizes(is_dry).device, is_dry))
+
+
+def _check_each(part: str, checks: Mapping[str, Callable[[], str | None]]) -> None:
+    """All of them, also where one fails, and what they have to say. Raises `AssertionError` with what is wrong."""
+    wrong = []
     for name, check in checks.items():
         try:
-            check()
-            print(f"correct: {name}", flush=True)
+            remark = check()
+            print(f"{part}: {name}" + (f" ({remark})" if remark else ""), flush=True)
         # Whatever it is, the others are to be looked at.
         except Exception as error:  # noqa: BLE001
             traceback.print_exc()
             wrong.append(" ".join(f"{name}: {type(error).__name__}: {error}".split()))
-            print(f"NOT correct: {wrong[-1]}", flush=True)
+            print(f"NOT {part}: {wrong[-1]}", flush=True)
     assert not wrong, "; ".join(wrong)
 
 

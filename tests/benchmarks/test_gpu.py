@@ -45,7 +45,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(gpu_modules,
         "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,states,mixtures,kernels",
         "flashinfer,transformers,vllm",
     ]
-    every = ",".join([*parts, "profile-fp8,tiles,mixed,host"])
+    every = ",".join([*parts, "profile-fp8,tiles,mixed,host,golden"])
     script = [FOLDER / "gpu.py", "--dry-run", "--only", every, "--commit", "tested", "--output", file]
     # Not in the project's folder, and without git.
     done = subprocess.run(
@@ -76,6 +76,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(gpu_modules,
     assert len(host) == 3 * (len(gpu_modules("gpu_phases").PHASES) + 4) + 2 * 8 + 1
     for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
         assert any(said in line["name"] for line in result["parts"][part]["lines"])
+    assert "golden: sinks\n" in done.stdout
     assert "No module named 'flashinfer'" in done.stderr, "a failure's traceback is for whoever looks for its cause"
 
 
