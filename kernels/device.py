@@ -1,5 +1,6 @@
 """Whether an operation runs as a Triton kernel, and what such a kernel has to know of its device."""
 
+import os
 import warnings
 from functools import cache
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from torch import Tensor
 
 # The kernels use bfloat16 products, which came with Ampere.
 MIN_CAPABILITY = (8, 0)
+_HOPPER = 9
 # Ada and Hopper were the first whose tensor cores multiply 8-bit floats.
 _FP8_CAPABILITY = (8, 9)
 # What the interpreter pretends to have: enough that work is shared out, and a Hopper's shared memory.
@@ -26,9 +28,9 @@ class UnsupportedGpuError(RuntimeError):
 def runs_triton(tensor: Tensor) -> bool:
     """Whether operations on `tensor` are Triton's: it is on a CUDA GPU and Triton is installed.
 
-    Raises `UnsupportedGpuError` when the GPU is too old for the kernels.
+    Raises `UnsupportedGpuError` when the GPU is too old for the kernels, or its driver is.
     """
-    return tensor.is_cuda and _has_triton() and _is_new_enough(tensor.device)
+    return tensor.is_cuda and _has_triton() and _is_new_enough(tensor.device) and _is_assembled_rightly(tensor.device)
 
 
 def supports_fp8(device: torch.device) -> bool:
@@ -56,6 +58,18 @@ def _is_new_enough(device: torch.device) -> bool:
         needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
         name = torch.cuda.get_device_name(device)
         raise UnsupportedGpuError(f"{name} has compute capability {found}; the kernels need {needed} (Ampere) or newer")
+    return True
+
+
+@cache
+def _is_assembled_rightly(device: torch.device) -> bool:
+    # Imports Triton, which whoever has no GPU need not have.
+    from .triton_assembler import why_hopper_is_assembled_wrongly
+
+    is_hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if is_hopper and not is_interpreted and (problem := why_hopper_is_assembled_wrongly()):
+        raise UnsupportedGpuError(problem)
     return True
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import triton
 
 _CHOSEN_BY_USER = "TRITON_PTXAS_PATH"
+# The first that was seen to assemble what Hopper's tensor cores multiply as it should.
+_FIRST_RIGHT = (12, 9)
 
 
 def use_newer_assembler(driver: int) -> None:
@@ -26,6 +28,23 @@ def use_newer_assembler(driver: int) -> None:
         return
     if _version(usual) < _version(other) and _version(other)[0] <= driver:
         knobs.nvidia.ptxas = other.path
+
+
+def why_hopper_is_assembled_wrongly() -> str | None:
+    """What keeps the kernels for Hopper from being assembled rightly, and what helps; None where nothing does.
+
+    Whoever has named an assembler is taken at their word.
+    """
+    use_newer_assembler(cuda_of_driver())
+    knobs: Any = getattr(triton, "knobs", None)
+    if knobs is None or _CHOSEN_BY_USER in os.environ or (version := _version(knobs.nvidia.ptxas)) >= _FIRST_RIGHT:
+        return None
+    first, found = (".".join(map(str, each)) for each in (_FIRST_RIGHT, version))
+    return (
+        f"the assembler of CUDA {found} makes wrong machine code of some kernels for Hopper, and the driver loads none "
+        "of what the newer one makes that comes with Triton; update the driver to 580 or newer, or set "
+        f"{_CHOSEN_BY_USER} to the ptxas of CUDA {first} or newer"
+    )
 
 
 def cuda_of_driver() -> int:

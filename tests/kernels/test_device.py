@@ -8,7 +8,7 @@ import torch
 from headrace.kernels import device
 from headrace.kernels.device import UnsupportedGpuError, runs_triton
 
-CACHED = (device._has_triton, device._is_new_enough)
+CACHED = (device._has_triton, device._is_new_enough, device._is_assembled_rightly)
 
 
 @pytest.fixture
@@ -43,3 +43,20 @@ def test_a_gpu_that_is_too_old_is_told_what_is_needed(capability, is_new_enough,
     else:
         with pytest.raises(UnsupportedGpuError, match=r"Tesla T4 has compute capability 7\.5; the kernels need 8\.0"):
             device._is_new_enough(gpu)
+
+
+@pytest.mark.usefixtures("_uncached")
+@pytest.mark.parametrize(("capability", "is_refused"), [((8, 9), False), ((9, 0), True), ((10, 0), False)])
+def test_a_hopper_whose_kernels_would_be_wrong_is_refused(capability, is_refused, monkeypatch):
+    pytest.importorskip("triton", reason="there is nothing to assemble without it")
+    from headrace.kernels import triton_assembler
+
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(triton_assembler, "why_hopper_is_assembled_wrongly", lambda: "the assembler is old")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda where: capability)
+    gpu = torch.device("cuda", 0)
+    if is_refused:
+        with pytest.raises(UnsupportedGpuError, match="the assembler is old"):
+            device._is_assembled_rightly(gpu)
+    else:
+        assert device._is_assembled_rightly(gpu)

@@ -1,12 +1,14 @@
 """Kernels are assembled by the newer of what comes with Triton, where the driver loads what that makes."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="there is nothing to choose without it")
 
-from headrace.kernels.triton_assembler import cuda_of_driver, use_newer_assembler
+from headrace.kernels import triton_assembler
+from headrace.kernels.triton_assembler import cuda_of_driver, use_newer_assembler, why_hopper_is_assembled_wrongly
 
 
 @pytest.fixture
@@ -52,6 +54,20 @@ def test_a_triton_without_it(tools, monkeypatch):
     assert tools.ptxas == tool("12.8")
     monkeypatch.delattr(triton, "knobs")
     use_newer_assembler(13)
+
+
+@pytest.mark.parametrize(("version", "is_right"), [("12.8", False), ("12.9", True), ("13.1", True)])
+def test_what_hopper_is_not_to_be_assembled_with_is_told_with_what_helps(tools, version, is_right, monkeypatch):
+    tools.ptxas, tools.ptxas_blackwell = tool(version), tool("14.0")
+    monkeypatch.setattr(triton_assembler, "cuda_of_driver", lambda: 12)
+    problem = why_hopper_is_assembled_wrongly()
+    if is_right:
+        assert problem is None
+        return
+    assert problem is not None
+    assert re.search(r"of CUDA 12\.8 makes wrong .* driver to 580 or newer, or set TRITON_PTXAS_PATH .* 12\.9", problem)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/usr/local/cuda/bin/ptxas")
+    assert why_hopper_is_assembled_wrongly() is None
 
 
 def test_the_driver_is_asked_without_touching_a_gpu():
