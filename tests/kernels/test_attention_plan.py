@@ -180,3 +180,16 @@ def test_the_gate_follows_its_table(sequences, tokens):
 
 def test_one_sequence_shares_nothing():
     assert not is_worth_sharing(1, 10**6)
+
+
+@pytest.mark.parametrize(
+    "contexts", [[5000], [300] * 3, [129] * 40, [4000, 200, 1], [127, 128, 129, 256, 257], [900] * 7], ids=str
+)
+def test_decodes_are_cut_into_no_more_items_than_there_is_room_for(contexts):
+    first, tables = 0, []
+    for context in contexts:
+        tables.append(list(range(first, first + -(-context // 16))))
+        first += len(tables[-1])
+    plan = AttentionPlan.build(AttentionMetadata([1] * len(contexts), contexts, tables, 16), TILING)
+    num_cuts = len(plan.narrow) - len(contexts)
+    assert num_cuts <= TILING.max_narrow_cuts
