@@ -150,7 +150,7 @@ class AttentionCase:
         return self._calling(sizes, DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device))
 
     def runners_alone(self, sizes: Sizes, gate: Gate) -> dict[str, Callable[[], object]]:
-        """Of what `runner` launches, each by itself: it tells whether they run beside each other."""
+        """Of what `runner` launches, each by itself."""
         plan = plan_attention(self.metadata, sizes.attention, None, gate)
         held = DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device)
         launches = [name for name in LAUNCHES if name in held.launches]

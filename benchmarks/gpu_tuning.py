@@ -3,11 +3,10 @@
     python benchmarks/gpu_tuning.py             # needs torch, triton and numpy; writes nothing
     python benchmarks/gpu_tuning.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter
 
-What there is to choose was chosen by reading what the compiler makes of it, and goes into `kernel_shapes.py` when it is
-known here. Narrow shapes are timed on plain decodes and wide ones on a prefill; the best three of each then together
-on decodes that share prefixes, where they run beside each other. A shape whose output differs from that of the first
-is left out. How long an item of a prefix takes to start decides into how many a prefix is cut: three assumptions about
-that are timed too. The last line is JSON.
+The first of each is what is chosen now; what is faster goes into `kernel_shapes.py`. Narrow shapes are timed on plain
+decodes and wide ones on a prefill; the best three of each then together on decodes that share prefixes, where one
+follows the other. A shape whose output differs from that of the first is left out. How long an item of a prefix takes
+to start decides into how many a prefix is cut: three assumptions about that are timed too. The last line is JSON.
 """
 
 import argparse

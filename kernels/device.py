@@ -82,12 +82,6 @@ def num_processors(device: torch.device) -> int:
 
 
 @cache
-def stream_aside(device: torch.device) -> torch.cuda.Stream:
-    """A GPU's stream for work that runs beside the current stream's, and gets processors before it does."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-
-
-@cache
 def shared_bytes(device: torch.device) -> int:
     """The most shared memory that a program may have on a GPU: 99 KiB on Ada, 163 on an A100, 227 on Hopper."""
     if device.type != "cuda":

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from ..device import RESERVED_SHARED_BYTES, UnsupportedGpuError
+from ..launch_sizes import next_power_of_2
 
 # What a program may have on Hopper and on data centres' Blackwell. GPUs with less have other instructions to multiply.
 _HOPPER_SHARED_BYTES = 227 * 1024
@@ -35,9 +36,9 @@ class KernelShape:
 
         `key_rest`: what keys have behind those of their numbers that are the values; there is one tile for both then.
         """
-        padded_dim, num_tiles = _power_of_two(head_dim), 2 * ((self.num_stages - 1) // 2)
+        padded_dim, num_tiles = next_power_of_2(head_dim), 2 * ((self.num_stages - 1) // 2)
         if key_rest:
-            padded_dim, num_tiles = padded_dim + max(16, _power_of_two(key_rest)), num_tiles // 2
+            padded_dim, num_tiles = padded_dim + max(16, next_power_of_2(key_rest)), num_tiles // 2
         numbers = (self.rows + num_tiles * self.tile) * padded_dim + self.rows * self.tile
         return numbers * dtype.itemsize + _OTHER_SHARED_BYTES
 
@@ -58,7 +59,7 @@ def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int, r
     `reads_fp8`: the cache is in 8 bits, which changes how many keys a tile has, and nothing that a plan depends on.
     Raises `UnsupportedGpuError` where that is not enough for any.
     """
-    group = _power_of_two(group)
+    group = next_power_of_2(group)
     if shared >= _HOPPER_SHARED_BYTES:
         return _hopper(group, head_dim, dtype, reads_fp8)
     narrow, wide = _narrow_with_less(group, head_dim, dtype), _wide_with_less(group, head_dim, dtype)
@@ -86,7 +87,7 @@ def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch
         shapes = [KernelShape(rows, tile, 8, stages, 1, 255) for tile, stages in sizes]
         return _first_that_fits(shapes, head_dim, dtype, shared, key_rest)
 
-    return KernelShapes(of_rows(max(16, _power_of_two(group))), of_rows(most_latent_rows(dtype, shared)))
+    return KernelShapes(of_rows(max(16, next_power_of_2(group))), of_rows(most_latent_rows(dtype, shared)))
 
 
 def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:
@@ -145,8 +146,3 @@ def _first_that_fits(
         f"attention in {name} with heads of {head_dim} needs {needed // 1024} KiB of shared memory, and the GPU has "
         f"{shared // 1024} KiB for a program: {remedy}"
     )
-
-
-def _power_of_two(least: int) -> int:
-    """The first that is not below `least`."""
-    return 1 << (least - 1).bit_length()

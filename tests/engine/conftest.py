@@ -89,6 +89,16 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     return list(new[0, len(prompt) :].tolist())
 
 
+def continuation(model: Any, ids: list[int], max_tokens: int = 12) -> list[int]:
+    """As `greedy`, up to the model's own end."""
+    tensor = torch.tensor([ids])
+    with torch.inference_mode():
+        new = model.generate(
+            tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+        )
+    return list(new[0, len(ids) :].tolist())
+
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"

@@ -4,7 +4,6 @@ import gc
 import json
 import re
 from functools import partial
-from pathlib import Path
 from shutil import copytree
 
 import numpy as np
@@ -12,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.engine.collector import YOUNG_OBJECTS
 from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
@@ -20,7 +18,8 @@ from headrace.engine.llm import LLM
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.text.tokenizer import Tokenizer
 
-TICKETS_MODEL = Path(__file__).parents[2] / "examples/tickets/model"
+from .conftest import continuation
+
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -28,16 +27,6 @@ CHAT = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def llm(chat_folder) -> LLM:
     return LLM(chat_folder, num_gpu_blocks_override=64, max_num_seqs=3, max_num_batched_tokens=20)
-
-
-def continuation(model, ids: list[int], max_tokens: int = 12) -> list[int]:
-    """What transformers answers, greedily."""
-    tensor = torch.tensor([ids])
-    with torch.inference_mode():
-        new = model.generate(
-            tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
-        )
-    return new[0, len(ids) :].tolist()
 
 
 def test_results_come_in_the_order_of_the_prompts(llm, chat_model):
@@ -223,84 +212,6 @@ def test_a_second_call_finds_the_prefix_of_the_first(llm):
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == (len(ids) - 1) // 16 * 16
 
 
-def test_chat_is_transformers_template_and_generate(llm, chat_folder, chat_model):
-    check_chat(llm, AutoTokenizer.from_pretrained(chat_folder), chat_model)
-
-
-@pytest.mark.skipif(not (TICKETS_MODEL / "model.safetensors").is_file(), reason="the example model is not there")
-def test_chat_with_the_example_model():
-    llm = LLM(TICKETS_MODEL, dtype="float32", num_gpu_blocks_override=128)
-    model = AutoModelForCausalLM.from_pretrained(TICKETS_MODEL, dtype=torch.float32).eval()
-    check_chat(llm, AutoTokenizer.from_pretrained(TICKETS_MODEL), model)
-
-
-def test_a_chat_shows_the_model_its_tools(chat_folder, tmp_path):
-    folder = copytree(chat_folder, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{{ tools | tojson }}")
-    llm = LLM(folder, num_gpu_blocks_override=64, max_num_seqs=1)
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    [output] = llm.chat([{"role": "user", "content": "a"}], GREEDY, tools=tools)
-    assert output.prompt == json.dumps(tools)
-
-
-HELLO = [{"role": "user", "content": "Hello"}]
-BEGUN = [*HELLO, {"role": "assistant", "content": "I say "}]
-
-
-def test_a_chats_prompt_may_end_elsewhere(llm):
-    """As transformers' and vLLM's do; this template strips what it writes."""
-    ends = {"add_generation_prompt": False, "continue_final_message": True}
-    assert llm.chat(HELLO, GREEDY)[0].prompt == "<s>user: Hello</s>\nassistant:"
-    assert llm.chat(HELLO, GREEDY, add_generation_prompt=False)[0].prompt == "<s>user: Hello</s>\n"
-    assert llm.chat(BEGUN, GREEDY, **ends)[0].prompt == "<s>user: Hello</s>\nassistant: I say"
-    plain = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
-    assert llm.chat(BEGUN, GREEDY, chat_template=plain, **ends)[0].prompt == "[Hello][I say "
-
-
-def test_a_chat_through_another_template(llm):
-    template = "{{ bos_token }}{{ messages[0].content }}{{ tone }}"
-    [output] = llm.chat(HELLO, GREEDY, chat_template=template, chat_template_kwargs={"tone": "!"})
-    assert (output.prompt, output.prompt_token_ids) == ("<s>Hello!", [0, *llm.get_tokenizer().encode("Hello!")])
-
-
-def test_parts_of_text_are_one_text_to_the_template(llm):
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    [output] = llm.chat([{"role": "user", "content": parts}], GREEDY)
-    assert output.prompt == "<s>user: one\ntwo</s>\nassistant:"
-
-
-@pytest.mark.parametrize(
-    ("messages", "options", "message"),
-    [
-        ([[]], {}, "messages: a conversation has at least one message"),
-        ([{"content": "a"}], {}, "messages: message 0 must be an object with a role, not {'content': 'a'}"),
-        ([{"role": "user", "content": 5}], {}, "messages: message 0: content must be a text or a list of parts, not 5"),
-        ([*HELLO, {"role": "user", "content": ["a"]}], {}, "message 1: a part of content must be an object of type"),
-        ([{"role": "user", "content": [{"type": "text"}]}], {}, "message 0: a part of content must be an object"),
-        (HELLO, {"continue_final_message": True}, "continue_final_message .*: with it say add_generation_prompt=False"),
-        (HELLO, {"chat_template": "{% if %}"}, "chat_template is malformed"),
-        (
-            [{"role": "assistant", "tool_calls": []}],
-            {"continue_final_message": True, "add_generation_prompt": False},
-            "continue_final_message needs a last message whose content is a text",
-        ),
-        (
-            HELLO,
-            {"continue_final_message": True, "add_generation_prompt": False, "chat_template": "none"},
-            "continue_final_message: the model's chat template does not write the last message out",
-        ),
-    ],
-)
-def test_a_chat_that_cannot_be_put_into_the_template(llm, messages, options, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        llm.chat(messages, GREEDY, **options)
-
-
-def test_arguments_have_vllms_places(llm):
-    expected = llm.chat(HELLO, GREEDY)[0].outputs
-    assert llm.chat(HELLO, GREEDY, False, None)[0].outputs == expected
-
-
 def test_a_lower_priority_goes_first(llm, monkeypatch):
     """Three run at a time."""
     order: list[str] = []
@@ -319,19 +230,6 @@ def test_a_lower_priority_goes_first(llm, monkeypatch):
         llm.generate("a", GREEDY, priority=[1, 2])
     with pytest.raises(InvalidRequestError, match="priority must be a whole number, or one for each prompt, not 'a'"):
         llm.generate("a", GREEDY, priority="a")
-
-
-def check_chat(llm: LLM, tokenizer, model) -> None:
-    chats = [
-        [{"role": "system", "content": "Sort the ticket."}, {"role": "user", "content": text}]
-        for text in ("My parcel has not arrived.", "Please cancel my contract.", "Love it!")
-    ]
-    outputs = llm.chat(chats, GREEDY)
-    for chat, output in zip(chats, outputs, strict=True):
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        assert output.prompt_token_ids == ids
-        assert list(output.outputs[0].token_ids) == continuation(model, ids)
-    assert llm.chat(chats[0], GREEDY)[0].outputs == outputs[0].outputs
 
 
 @pytest.mark.parametrize(

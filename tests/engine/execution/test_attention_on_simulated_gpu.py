@@ -1,4 +1,4 @@
-"""Attention in a CUDA graph, where its two kernels run beside each other."""
+"""Attention in a CUDA graph, where its two kernels follow each other."""
 
 import pytest
 import torch
