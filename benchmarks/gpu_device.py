@@ -53,21 +53,19 @@ class Timing:
         return cls(median(times), quantile(times, 0.05), quantile(times, 0.95))
 
 
-def timing(
-    call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool = True, is_captured: bool = True
-) -> Timing:
+def timing(call: Callable[[], object], device: torch.device, rounds: int, is_captured: bool = True) -> Timing:
     """How long a call takes.
 
     On a GPU it is made once to warm up, and then several times from a CUDA graph, as a model's layers are; what such a
-    graph takes without it, its launch included, is taken off (3 microseconds on an H200). `is_flushed`: the GPU's cache
-    holds none of what it reads, as in a model: there the other layers were between. `is_captured`: no where a graph has
-    another way to do it, as it has for copies.
+    graph takes without it, its launch included, is taken off (3 microseconds on an H200). The GPU's cache holds none of
+    what it reads, as in a model: there the other layers were between. `is_captured`: no where a graph has another way
+    to do it, as it has for copies.
     """
     if device.type != "cuda":
         return Timing.of(list(_host_times(call, rounds)))
     call()
     torch.cuda.synchronize()
-    others = torch.empty(_FLUSHED_BYTES if is_flushed else 1, dtype=torch.uint8, device=device)
+    others = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
 
     def repeat(times: int, *calls: Callable[[], object]) -> list[float]:
         def all_calls() -> None:
