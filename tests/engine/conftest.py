@@ -63,8 +63,11 @@ def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalL
     `kind`: which of its auto classes knows the config.
     """
     torch.manual_seed(1)
-    # Its grouped products of experts want aligned sizes.
-    model = kind.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
+    # Its grouped products of experts want aligned sizes; and its own choice of attention forgets Gemma 2's caps in some
+    # versions.
+    model = kind.from_config(
+        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or name.endswith("_bias"):
@@ -72,6 +75,10 @@ def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalL
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.1)
+    for module in model.modules():
+        if type(module).__name__ == "GptOssExperts":
+            # Before 5.18 transformers reads it from nowhere.
+            module.limit = config.swiglu_limit
     model.save_pretrained(folder)
     return model
 
