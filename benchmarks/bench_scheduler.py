@@ -52,8 +52,8 @@ MAX_NEW_TOKENS = WARM_UP_STEPS + TIMED_STEPS + 20
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 NUM_PROCESSORS = 132
 SHARED_TOKENS, OWN_TOKENS = 2048, 128
-# The default for a model of half a billion parameters.
-GRAPHED_TOKENS = 1536
+# The default for a model of half a billion parameters, in steps of up to as many.
+GRAPHED_TOKENS = 8192
 # Rows that a label each is asked of, and rows of which one ends in each step.
 LABEL_TOKENS = 32
 MIXED_NEW_TOKENS = (8, 256)

@@ -232,6 +232,7 @@ def _output_rate(llm: LLM, work: Workload) -> float:
 
 
 def generate(llm: LLM, work: Workload) -> list[list[int]]:
-    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in work.max_tokens]
+    of_length = {each: SamplingParams(temperature=0, max_tokens=each, ignore_eos=True) for each in set(work.max_tokens)}
+    params = [of_length[length] for length in work.max_tokens]
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -1,6 +1,7 @@
 """The offline face: prompts in, completions out, in this process."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -14,6 +15,7 @@ from .engine import Engine
 from .errors import ConfigError, EngineError, InvalidRequestError, shown
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
+from .offline.answered import Answered
 from .offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .offline.one_each import one_each
 from .offline.outputs import RequestOutput, completion, prompt_logprobs
@@ -149,10 +151,10 @@ class LLM:
         read = self._read(prompts)
         if any(each.images for each in read):
             raise InvalidRequestError("beam_search takes no prompts with images: use generate with n", "images")
-        searches = [self._new_search(list(each.token_ids), params) for each in read]
+        searches = [self._new_search([*each.token_ids.listed], params) for each in read]
         while open_ := [search for search in searches if search.beams]:
             asked = [[self._scoring_request(search, beam) for beam in search.beams] for search in open_]
-            answers = self._answers(asked)
+            answers = {name: events for _, each in self._answered(asked) for name, events in each.items()}
             for search, requests in zip(open_, asked, strict=True):
                 search.advance([_offered(answers[request.request_id][-1]) for request in requests])
         return [BeamSearchOutput([self._with_text(beam) for beam in search.best]) for search in searches]
@@ -195,17 +197,27 @@ class LLM:
             self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora, priority, are_conversations)
             for prompt, each, lora, priority in zip(read, params, loras, priorities, strict=True)
         ]
-        with Progress(prompts, use_tqdm) as progress:
-            answers = self._answers(prompts, progress)
-        return [self._output(samples, prompt, answers) for samples, prompt in zip(prompts, read, strict=True)]
+        outputs: dict[int, RequestOutput] = {}
+        with Progress(prompts, use_tqdm) as progress, closing(self._answered(prompts, progress)) as answered:
+            # Of those that are done while a device computes the others' next step.
+            for place, answers in answered:
+                outputs[place] = self._output(prompts[place], read[place], answers)
+        return [outputs[place] for place in range(len(prompts))]
 
-    def _answers(
+    def _answered(
         self, prompts: Sequence[Sequence[Request]], progress: Progress | None = None
-    ) -> dict[str, list[RequestEvent]]:
-        """The events of every request; each prompt has one or more."""
+    ) -> Generator[tuple[int, Mapping[str, Sequence[RequestEvent]]], None, None]:
+        """Run them; each prompt's place once it has all its answers, and the events of each of its requests."""
+        answered = Answered(prompts)
         try:
             self._add_all(prompts)
-            return self._drain(progress)
+            while self._engine.has_work:
+                step = self._engine.step()
+                done = list(answered.by(step))
+                if progress is not None:
+                    num_tokens = sum(len(event.new_token_ids) for event in step)
+                    progress.tell(num_tokens, [prompts[place][0] for place, _ in done])
+                yield from done
         finally:
             # After an error or Ctrl-C nothing of this call may run on in the next one.
             for request in chain.from_iterable(prompts):
@@ -232,10 +244,10 @@ class LLM:
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.
                 f"{request_id}/{index}" if index else request_id,
-                prompt.token_ids,
+                prompt.token_ids.packed,
                 params.of_sample(index),
                 choice_token_ids,
-                StopStrings.of(self._tokenizer, params, prompt.token_ids),
+                StopStrings.of(self._tokenizer, params, prompt.token_ids.packed),
                 grammar,
                 priority=priority,
                 fork_of=request_id if index else None,
@@ -262,24 +274,14 @@ class LLM:
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"prompt {position}: {error}") from error
 
-    def _drain(self, progress: Progress | None) -> dict[str, list[RequestEvent]]:
-        events: dict[str, list[RequestEvent]] = {}
-        while self._engine.has_work:
-            step = self._engine.step()
-            for event in step:
-                events.setdefault(event.request_id, []).append(event)
-            if progress is not None:
-                progress.tell(step)
-        return events
-
     def _output(
-        self, samples: Sequence[Request], prompt: ReadPrompt, answers: Mapping[str, list[RequestEvent]]
+        self, samples: Sequence[Request], prompt: ReadPrompt, answers: Mapping[str, Sequence[RequestEvent]]
     ) -> RequestOutput:
         first = samples[0]
         return RequestOutput(
             request_id=first.request_id,
             prompt=prompt.text,
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=prompt.token_ids.listed,
             outputs=[
                 completion(self._tokenizer, index, request, answers[request.request_id], self._end_token_id)
                 for index, request in enumerate(samples)

@@ -17,6 +17,7 @@ _FP8_CAPABILITY = (8, 9)
 # What the interpreter pretends to have: enough that work is shared out, and a Hopper's shared memory.
 _INTERPRETED_PROCESSORS = 2
 _INTERPRETED_SHARED_BYTES = 227 * 1024
+_INTERPRETED_CAPABILITY = (0, 0)
 # What a processor keeps for each program of the shared memory that it has.
 RESERVED_SHARED_BYTES = 1024
 
@@ -71,6 +72,13 @@ def _is_assembled_rightly(device: torch.device) -> bool:
     if is_hopper and not is_interpreted and (problem := why_hopper_is_assembled_wrongly()):
         raise UnsupportedGpuError(problem)
     return True
+
+
+@cache
+def begins_early(device: torch.device) -> bool:
+    """Whether a kernel's programs may begin on a GPU while the kernel before it still runs."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _INTERPRETED_CAPABILITY
+    return capability[0] >= _HOPPER
 
 
 @cache

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .early_launch import early_launch
 from .launch_sizes import next_power_of_2
 from .triton_checks import FLOAT_DTYPES, check_tensor
 
@@ -47,5 +48,6 @@ def launch_norm(
         HAS_RESIDUAL=residual is not None,
         PADDED_SIZE=padded,
         num_warps=min(max(padded // 512, 1), 16),
+        **early_launch(x.device),
     )
     return output

@@ -1,13 +1,12 @@
 """How far a call has come, as a bar of tqdm's on stderr."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import InvalidRequestError, shown
-from ..request import Request, RequestEvent
+from ..request import Request
 
 # What makes a bar as tqdm's does.
 MakeBar = Callable[..., Any]
@@ -27,28 +26,19 @@ class Progress:
             )
         make_bar = (_tqdm() if use_tqdm is True else use_tqdm or None) if prompts else None
         self._bar = make_bar and make_bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True)
-        self._prompt_of = {request.request_id: samples[0] for samples in prompts for request in samples}
-        self._missing = Counter({samples[0].request_id: len(samples) for samples in prompts})
         self._start = time.monotonic()
         self._input = self._output = 0
 
-    def tell(self, events: Sequence[RequestEvent]) -> None:
-        """What a step has brought."""
-        if self._bar is None:
+    def tell(self, num_tokens: int, done: Sequence[Request]) -> None:
+        """What a step has brought: so many tokens, and the first samples of the prompts that have all by now."""
+        self._output += num_tokens
+        if self._bar is None or not done:
             return
-        num_done = 0
-        for event in events:
-            prompt = self._prompt_of[event.request_id]
-            self._output += len(event.new_token_ids)
-            self._missing[prompt.request_id] -= event.finished
-            if event.finished and not self._missing[prompt.request_id]:
-                self._input += len(prompt.prompt_token_ids)
-                num_done += 1
-        if num_done:
-            seconds = max(time.monotonic() - self._start, 1e-9)
-            rates = (self._input / seconds, self._output / seconds)
-            self._bar.postfix = "est. speed input: {:.2f} toks/s, output: {:.2f} toks/s".format(*rates)
-            self._bar.update(num_done)
+        self._input += sum(len(request.prompt_token_ids) for request in done)
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        rates = (self._input / seconds, self._output / seconds)
+        self._bar.postfix = "est. speed input: {:.2f} toks/s, output: {:.2f} toks/s".format(*rates)
+        self._bar.update(len(done))
 
     def __enter__(self) -> Self:
         return self

@@ -1,11 +1,12 @@
 """Prompts as the offline face is given them, and what the engine wants of them."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, NotRequired, Self, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Self, TypedDict, TypeGuard
 
 from ..errors import InvalidRequestError
 from ..vision.prompt_images import Picture, PromptImage
@@ -46,12 +47,23 @@ Prompts = str | TokensPrompt | TextPrompt | Sequence[Prompt]
 Messages = Sequence[Mapping[str, Any]]
 
 
+class TokenIds(NamedTuple):
+    """A prompt's, twice: as a list of its own, Python's own numbers, and as the engine takes them."""
+
+    listed: list[int]
+    packed: "array[int] | list[int]"
+
+    @classmethod
+    def of(cls, listed: list[int]) -> Self:
+        return cls(listed, listed)
+
+
 @dataclass(frozen=True)
 class ReadPrompt:
-    """`text`: None where token ids alone were given. `token_ids`: a list of its own, Python's own numbers."""
+    """`text`: None where token ids alone were given."""
 
     text: str | None
-    token_ids: list[int]
+    token_ids: TokenIds
     images: tuple[PromptImage, ...] = ()
 
 
@@ -60,7 +72,7 @@ class _Given:
     """A prompt as it was given: without `token_ids` its text is to be encoded."""
 
     text: str | None
-    token_ids: list[int] | None
+    token_ids: TokenIds | None
     pictures: Sequence[Picture] = ()
 
     @classmethod
@@ -102,7 +114,7 @@ class InputProcessor:
         read = []
         for position, each in enumerate(given):
             with _naming(position):
-                token_ids = next(encoded) if each.token_ids is None else each.token_ids
+                token_ids = TokenIds.of(next(encoded)) if each.token_ids is None else each.token_ids
                 read.append(self._with_images(each.text, token_ids, each.pictures))
         return read
 
@@ -132,15 +144,16 @@ class InputProcessor:
         ]
         encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [
-            self._with_images(text, token_ids, pictures)
+            self._with_images(text, TokenIds.of(token_ids), pictures)
             for text, token_ids, (_, pictures) in zip(texts, encoded, split, strict=True)
         ]
 
-    def _with_images(self, text: str | None, token_ids: list[int], pictures: Sequence[Picture]) -> ReadPrompt:
+    def _with_images(self, text: str | None, token_ids: TokenIds, pictures: Sequence[Picture]) -> ReadPrompt:
         if not pictures:
             return ReadPrompt(text, token_ids)
         images = self.images.images(pictures)
-        return ReadPrompt(text, self.images.expanded(token_ids, [image.grid for image in images]).tolist(), images)
+        expanded = self.images.expanded(token_ids.listed, [image.grid for image in images])
+        return ReadPrompt(text, TokenIds(expanded.tolist(), expanded), images)
 
 
 @contextmanager
@@ -151,12 +164,18 @@ def _naming(position: int) -> Iterator[None]:
         raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
 
 
-def _token_ids(given: Any) -> list[int]:
-    """Python's own numbers, whatever library's they are."""
+def _token_ids(given: Any) -> TokenIds:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {given!r}", "prompt_token_ids")
+    if isinstance(given, list | tuple):
+        # Mostly: looked through once for 32 bits each, and a sum of Python's own numbers alone is one too. What is
+        # wrong with others is said below.
+        with suppress(TypeError, OverflowError):
+            packed = array("i", given)
+            if type(sum(given)) is int:
+                return TokenIds([*given], packed)
     try:
-        return [*map(index, given)]
+        return TokenIds.of([*map(index, given)])
     except TypeError as error:
         raise InvalidRequestError(f"prompt_token_ids: token ids must be whole numbers: {error}") from error
 

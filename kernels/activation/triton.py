@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .triton_kernels import clamped_kernel, gate_kernel
@@ -27,7 +28,15 @@ def clamped_swiglu_triton(gate_up: Tensor, limit: float, alpha: float) -> Tensor
         num_rows, size = output.shape
         grid = (num_rows, cdiv(size, _COLUMNS_PER_PROGRAM))
         clamped_kernel[grid](
-            output, gate_up, size, gate_up.stride(0), limit, alpha, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
+            output,
+            gate_up,
+            size,
+            gate_up.stride(0),
+            limit,
+            alpha,
+            COLUMNS=_COLUMNS_PER_PROGRAM,
+            num_warps=4,
+            **early_launch(gate_up.device),
         )
     return output
 
@@ -38,7 +47,14 @@ def _gate(gate_up: Tensor, is_silu: bool) -> Tensor:
         num_rows, size = output.shape
         grid = (num_rows, cdiv(size, _COLUMNS_PER_PROGRAM))
         gate_kernel[grid](
-            output, gate_up, size, gate_up.stride(0), IS_SILU=is_silu, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
+            output,
+            gate_up,
+            size,
+            gate_up.stride(0),
+            IS_SILU=is_silu,
+            COLUMNS=_COLUMNS_PER_PROGRAM,
+            num_warps=4,
+            **early_launch(gate_up.device),
         )
     return output
 

@@ -3,12 +3,17 @@
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 SQRT_8_OVER_PI = tl.constexpr(1.5957691216057308)
 
 
 @triton.jit
-def gate_kernel(output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, COLUMNS: tl.constexpr):
+def gate_kernel(
+    output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, COLUMNS: tl.constexpr, IS_EARLY: tl.constexpr
+):
     """One program is a row and `COLUMNS` of its outputs."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < size
@@ -18,8 +23,9 @@ def gate_kernel(output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, CO
 
 
 @triton.jit
-def clamped_kernel(output, gate_up, size, gate_up_stride, limit, alpha, COLUMNS: tl.constexpr):
+def clamped_kernel(output, gate_up, size, gate_up_stride, limit, alpha, COLUMNS: tl.constexpr, IS_EARLY: tl.constexpr):
     """One program is a row and `COLUMNS` of its outputs; a gate and its up are in turns."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < size

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .sequence_table import CHUNK, SequenceTable
@@ -54,6 +55,7 @@ def causal_conv_triton(x: Tensor, weight: Tensor, states: Tensor, slots: StateSl
         TOKENS=table.tile_tokens,
         CHANNELS=_CHANNELS_PER_PROGRAM,
         num_warps=2 if table.tile_tokens == 1 else 4,
+        **early_launch(x.device),
     )
     return output
 
@@ -90,6 +92,7 @@ def gated_delta_rule_triton(
             VALUE_DIM=value_dim,
             VALUES=_FEW_VALUES,
             num_warps=1,
+            **early_launch(mixed.device),
         )
     if num_few < table.num_sequences:
         _go_by_chunks(output, mixed, decay, beta, decay_scale, decay_bias, states, table, shape)
@@ -126,6 +129,7 @@ def _go_by_chunks(
         **shape,
         TOKENS=CHUNK,
         num_warps=options["num_warps"],
+        **early_launch(mixed.device),
     )
     values = min(next_power_of_2(value_dim), _CHUNK_VALUES)
     scan_kernel[(num_heads * cdiv(value_dim, values), table.num_sequences - table.num_few)](
@@ -143,6 +147,7 @@ def _go_by_chunks(
         VALUES=values,
         TOKENS=CHUNK,
         **options,
+        **early_launch(mixed.device),
     )
 
 
@@ -212,5 +217,6 @@ def gated_rms_norm_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -
         PADDED_SIZE=padded,
         ROWS=rows,
         num_warps=4,
+        **early_launch(x.device),
     )
     return output

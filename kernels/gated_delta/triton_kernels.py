@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 # What a row of `SequenceTable`'s sequences and tiles has.
 SEQUENCE_SIZE = tl.constexpr(4)
 TILE_SIZE = tl.constexpr(2)
@@ -27,8 +29,10 @@ def causal_conv_kernel(
     PADDED_ENTRIES: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a tile of a sequence's tokens and `CHANNELS` channels; the first tile's writes the state."""
+    wait_for_inputs(IS_EARLY)
     tile = tiles + tl.program_id(0) * TILE_SIZE
     start, length, read, write = _sequence(sequences, tl.load(tile))
     first = tl.load(tile + 1)
@@ -86,8 +90,10 @@ def recurrent_rule_kernel(
     VALUE_DIM: tl.constexpr,
     PADDED_KEY_DIM: tl.constexpr,
     VALUES: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a sequence of few tokens, a head and `VALUES` columns of its state, which stays in registers."""
+    wait_for_inputs(IS_EARLY)
     start, length, read, write = _sequence(sequences, tl.program_id(1))
     if length > 0:
         head, key, is_key, value, is_value = _part(VALUE_DIM, KEY_DIM, PADDED_KEY_DIM, VALUES)
@@ -137,12 +143,14 @@ def chunk_kernel(
     KEY_DIM: tl.constexpr,
     PADDED_KEY_DIM: tl.constexpr,
     TOKENS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """What `scan_kernel` has to know of a chunk's tokens, whatever the state is; one program is a chunk and a head.
 
     What a token writes depends on what those before it do: a triangular system (arXiv 2412.06464, section 3.3). Keys
     and queries are multiplied as they are stored, and their products scaled: they are not rounded before.
     """
+    wait_for_inputs(IS_EARLY)
     chunk = chunks + tl.program_id(0) * TILE_SIZE
     head = tl.program_id(1)
     start, length, _, _ = _sequence(sequences, tl.load(chunk))
@@ -221,8 +229,10 @@ def scan_kernel(
     PADDED_KEY_DIM: tl.constexpr,
     VALUES: tl.constexpr,
     TOKENS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a sequence, a head and `VALUES` columns of its state, chunk by chunk."""
+    wait_for_inputs(IS_EARLY)
     start, length, read, write = _sequence(sequences, tl.program_id(1))
     head, key, is_key, value, is_value = _part(VALUE_DIM, KEY_DIM, PADDED_KEY_DIM, VALUES)
     is_state = is_key[:, None] & is_value[None, :]
@@ -316,8 +326,10 @@ def gated_rms_norm_kernel(
     SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is `ROWS` heads, of one token or of several."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, PADDED_SIZE)[None, :]
     is_wanted = (row < num_rows)[:, None] & (column < SIZE)

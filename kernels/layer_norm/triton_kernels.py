@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 
 @triton.jit
 def layer_norm_kernel(
@@ -17,8 +19,10 @@ def layer_norm_kernel(
     residual_stride,
     HAS_RESIDUAL: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program a row. With a residual, x is added to it in place and the sum is normalised."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED_SIZE)
     is_column = column < size

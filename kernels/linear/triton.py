@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors, shared_bytes
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .gates import Gate
@@ -162,6 +163,7 @@ def _quantize(x: Tensor, num_inputs: int, dtype: torch.dtype, group_size: int, g
             GROUPS=groups,
             PADDED_SIZE=padded,
             num_warps=min(max(groups * padded // 512, 1), 16),
+            **early_launch(x.device),
         )
     return values, scales
 
@@ -217,6 +219,7 @@ def scaled_linear_triton(
         INPUTS=KERNEL_GROUP_SIZE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages(shared),
+        **early_launch(values.device),
     )
     if splits > 1:
         _sum_splits(output, parts, bias)
@@ -267,6 +270,7 @@ def int4_linear_triton(
         OUTPUTS=tile.outputs,
         num_warps=tile.num_warps,
         **int4_options(weight, num_groups, x.dtype, tile.rows, tile.outputs, is_fp4, tile.num_stages),
+        **early_launch(x.device),
     )
     if splits > 1:
         _sum_splits(output, parts, bias)
@@ -295,6 +299,7 @@ def unpack_int4_triton(weight: Int4Weight | Fp4Weight, outputs: range, dtype: to
             OUTPUTS=_OUTPUTS_PER_UNPACKER,
             HALF_TILE=HALF_TILE,
             num_warps=_OUTPUTS_PER_UNPACKER * HALF_TILE // 256,
+            **early_launch(unpacked.device),
         )
     return unpacked
 
@@ -347,6 +352,7 @@ def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:
         HAS_BIAS=bias is not None,
         SPLITS=len(parts),
         NUMBERS=_NUMBERS_PER_PROGRAM,
+        **early_launch(output.device),
     )
 
 

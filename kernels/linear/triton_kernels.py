@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ..activation.triton_kernels import gated
+from ..early_launch import wait_for_inputs
 
 # Added to a float32 of less than 2 ** 22 and taken off again, it leaves the nearest whole number, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
@@ -30,11 +31,13 @@ def quantize_rows_kernel(
     IS_SILU: tl.constexpr,
     GROUPS: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is `GROUPS` groups of a row. A group with a NaN gets a scale that is one.
 
     IS_GATED: a row has gates, then what they are multiplied with, and what comes of that is quantised.
     """
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     place = tl.arange(0, PADDED_SIZE)[None, :]
@@ -79,11 +82,13 @@ def scaled_linear_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """A program takes tile after tile of the output, or of a split's part of it: splits take the inputs in turn.
 
     Neighbours share their part of the weight. A group is `INPUTS`. IS_WHOLE: the inputs are a multiple of `INPUTS`.
     """
+    wait_for_inputs(IS_EARLY)
     num_row_tiles = tl.cdiv(num_rows, ROWS)
     num_tiles = num_row_tiles * tl.cdiv(num_outputs, OUTPUTS)
     for part in range(tl.program_id(0), num_tiles * num_splits, tl.num_programs(0)):
@@ -219,8 +224,10 @@ def int4_linear_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a tile of the output, or of one split's part of it: splits take the inputs' tiles in turn."""
+    wait_for_inputs(IS_EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     split = tl.program_id(2).to(tl.int64)
@@ -346,8 +353,10 @@ def unpack_int4_kernel(
     IS_FP4: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """`num_unpacked` columns of a weight from `first_output` on: [in, num_unpacked]. One program is a tile of bytes."""
+    wait_for_inputs(IS_EARLY)
     tile = tl.program_id(0)
     byte = tl.arange(0, HALF_TILE)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -387,9 +396,18 @@ def _fp4_nibbles(values, half):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_splits_kernel(
-    output, parts, bias, num_rows, num_outputs, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr
+    output,
+    parts,
+    bias,
+    num_rows,
+    num_outputs,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """The splits' parts added in their order, so that the same product is the same every time."""
+    wait_for_inputs(IS_EARLY)
     size = num_rows.to(tl.int64) * num_outputs
     index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     is_number = index < size

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .matrices import OUTPUTS, AdapterMatrices
@@ -54,6 +55,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         # Tiles of few rows are few bytes: more are to be under way.
         num_stages=4 if tiles.rows == FEW_ROWS else 3,
         **shared,
+        **early_launch(x.device),
     )
     num_column_tiles = len(matrices.column_tiles)
     expand_kernel[(min(tiles.max_tiles * num_column_tiles, programs),)](
@@ -71,6 +73,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         num_warps=4,
         num_stages=2,
         **shared,
+        **early_launch(x.device),
     )
 
 

@@ -7,6 +7,8 @@ launch serves any mix of adapters; tokens without one are in no tile and cost no
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 TILE_SIZE = tl.constexpr(3)
 
 
@@ -31,8 +33,10 @@ def shrink_kernel(
     RANK_TILE: tl.constexpr,
     INPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """low[split] = x @ downᵀ over a split's inputs. A unit is a tile of tokens, a part, some of its rank, a split."""
+    wait_for_inputs(IS_EARLY)
     per_part: tl.constexpr = (MAX_RANK + RANK_TILE - 1) // RANK_TILE * SPLITS
     for unit in range(tl.program_id(0), tl.load(num_tiles) * PARTS * per_part, tl.num_programs(0)):
         tile = tiles + unit // (PARTS * per_part) * TILE_SIZE
@@ -85,8 +89,10 @@ def expand_kernel(
     ARE_ALIGNED: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """output += low @ up, the splits of `low` added up. A unit is a tile of tokens and some outputs of one part."""
+    wait_for_inputs(IS_EARLY)
     for unit in range(tl.program_id(0), tl.load(num_tiles) * num_column_tiles, tl.num_programs(0)):
         tile = tiles + unit // num_column_tiles * TILE_SIZE
         slot, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)

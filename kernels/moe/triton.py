@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
@@ -131,6 +132,7 @@ def choose_experts_triton(
             PADDED_CHOSEN=next_power_of_2(num_chosen),
             PADDED_GROUPS=next_power_of_2(groups.number),
             num_warps=4,
+            **early_launch(ids.device),
         )
     return ids, shares
 
@@ -149,7 +151,14 @@ def mix_stacked_experts_triton(x: Tensor, experts: StackedExperts, ids: Tensor, 
     else:
         rows = _int4_rows(x, experts, ids)
     mix_rows_kernel[(num_tokens, cdiv(size, _COLUMNS_PER_PROGRAM))](
-        output, rows, shares, size, CHOSEN=ids.shape[1], COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
+        output,
+        rows,
+        shares,
+        size,
+        CHOSEN=ids.shape[1],
+        COLUMNS=_COLUMNS_PER_PROGRAM,
+        num_warps=4,
+        **early_launch(x.device),
     )
     return output
 
@@ -169,7 +178,15 @@ class _Sorted:
         pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
         tiles = torch.empty(num_pairs // rows + num_experts, _TILE_SIZE, dtype=torch.int32, device=ids.device)
         sort_pairs_kernel[(num_experts,)](
-            pairs, tiles, ids, num_pairs, NUM_EXPERTS=num_experts, ROWS=rows, PAIRS=_PAIRS_PER_STEP, num_warps=4
+            pairs,
+            tiles,
+            ids,
+            num_pairs,
+            NUM_EXPERTS=num_experts,
+            ROWS=rows,
+            PAIRS=_PAIRS_PER_STEP,
+            num_warps=4,
+            **early_launch(ids.device),
         )
         return cls(pairs, tiles, ids.shape[1])
 
@@ -194,6 +211,7 @@ class _Sorted:
             CHOSEN=self.num_chosen,
             OUTPUTS=outputs,
             **rest,
+            **early_launch(output.device),
         )
         return output
 

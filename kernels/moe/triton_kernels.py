@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ..activation.triton_kernels import gated
+from ..early_launch import wait_for_inputs
 from ..linear.triton_kernels import int4_product, scaled_product
 
 # Of a tile: its expert, the place of its first pair among the sorted ones, and how many it has.
@@ -36,8 +37,10 @@ def choose_experts_kernel(
     PADDED_EXPERTS: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is `TOKENS` tokens. Of equal scores the first expert's counts."""
+    wait_for_inputs(IS_EARLY)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     is_token = token < num_tokens
     expert = tl.arange(0, PADDED_EXPERTS)[None, :]
@@ -106,12 +109,22 @@ def _within_groups(
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def sort_pairs_kernel(pairs, tiles, ids, num_pairs, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr):
+def sort_pairs_kernel(
+    pairs,
+    tiles,
+    ids,
+    num_pairs,
+    NUM_EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
     """One program is an expert: it puts its pairs behind those of the experts before it, and writes its tiles.
 
     Its tiles begin at a number that the experts before it leave free however their pairs are spread; no more than one
     of them is empty.
     """
+    wait_for_inputs(IS_EARLY)
     expert = tl.program_id(0)
     nth = tl.arange(0, PAIRS)
     before, count = 0, 0
@@ -153,8 +166,10 @@ def gated_experts_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """The first products of the tokens' rows, gates and what they are multiplied with at once, in the sorted order."""
+    wait_for_inputs(IS_EARLY)
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -200,8 +215,10 @@ def experts_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """IS_FIRST: products of tokens' rows, in the sorted order; else of rows in that order, at their pairs' places."""
+    wait_for_inputs(IS_EARLY)
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -246,8 +263,10 @@ def scaled_experts_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Products of bytes. IS_FIRST: see `experts_kernel`."""
+    wait_for_inputs(IS_EARLY)
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -306,8 +325,10 @@ def int4_experts_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Products with four bits a weight. IS_FIRST: see `experts_kernel`. IS_FP4: see `int4_product`."""
+    wait_for_inputs(IS_EARLY)
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -363,8 +384,9 @@ def _store(output, place, is_row, column, is_column, num_outputs, numbers):
 
 
 @triton.jit
-def mix_rows_kernel(output, rows, shares, size, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
+def mix_rows_kernel(output, rows, shares, size, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, IS_EARLY: tl.constexpr):
     """One program is `COLUMNS` numbers of a token: its experts' rows, weighed and added in their order."""
+    wait_for_inputs(IS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < size

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..early_launch import early_launch
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
@@ -83,6 +84,7 @@ def rotate_and_write_triton(
         LARGEST_FP8=int(FP8_LARGEST.get(key_cache.dtype, 0)),
         # Eight numbers of a half a thread: 16 bytes of 16-bit ones.
         num_warps=max(_HEADS_PER_PROGRAM * padded_half // 256, 1),
+        **early_launch(qkv.device),
     )
     return output
 
@@ -127,6 +129,7 @@ def rotate_and_write_latents_triton(
         BLOCK_SIZE=cache.shape[1],
         LARGEST_FP8=int(FP8_LARGEST.get(cache.dtype, 0)),
         num_warps=4,
+        **early_launch(turned.device),
     )
 
 

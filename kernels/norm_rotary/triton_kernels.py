@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 
 @triton.jit
 def rms_norm_kernel(
@@ -16,8 +18,10 @@ def rms_norm_kernel(
     residual_stride,
     HAS_RESIDUAL: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program a row. With a residual, x is added to it in place and the sum is normalised."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED_SIZE)
     is_column = column < size
@@ -64,11 +68,13 @@ def rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     LARGEST_FP8: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a token and `HEADS` of its query, key and value heads, taken as two halves and the rest.
 
     LARGEST_FP8: the largest number that the caches have, 0 where they are not in FP8.
     """
+    wait_for_inputs(IS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = head < num_heads + 2 * num_kv_heads
@@ -154,8 +160,10 @@ def rotate_latents_kernel(
     HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LARGEST_FP8: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program is a token and `HEADS` of its query heads, or the first one its latent and the key behind that."""
+    wait_for_inputs(IS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, PADDED_HALF)
     is_half = half < HALF

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors
+from ..early_launch import early_launch
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..launch_sizes import next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
@@ -164,6 +165,7 @@ class _Launch:
             num_warps=kernel.num_warps,
             num_stages=kernel.num_stages,
             maxnreg=kernel.max_registers,
+            **early_launch(self.query.device),
         )
 
     @property
@@ -186,6 +188,7 @@ class _Launch:
             num_merges=plan.section("num_merges"),
             num_heads=self.shape.num_heads,
             HEADS=min(_MERGED_HEADS, next_power_of_2(self.shape.num_heads)),
+            **early_launch(self.query.device),
         )
 
     def _results(self) -> dict[str, Any]:

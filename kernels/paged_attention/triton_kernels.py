@@ -7,6 +7,8 @@ any mix of prefill chunks, decodes and shared prefixes. `plan.ITEM_FIELDS` says 
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM_SIZE = tl.constexpr(8)
@@ -53,6 +55,7 @@ def attend_kernel(
     HAS_LSE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
 
@@ -60,6 +63,7 @@ def attend_kernel(
     there are few. `IS_PAIRED`: values are of 8 bits, and read two at a time. `KEY_REST`: keys have so many numbers
     behind those that are their values too; 0: values are others.
     """
+    wait_for_inputs(IS_EARLY)
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, PADDED_DIM)
@@ -354,8 +358,10 @@ def merge_kernel(
     HEADS: tl.constexpr,
     HAS_LSE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One unit is a token and `HEADS` of its heads: their parts' outputs, weighted by e to their log-sum-exps."""
+    wait_for_inputs(IS_EARLY)
     dim = tl.arange(0, PADDED_DIM)
     chunks = tl.cdiv(num_heads, HEADS)
     for unit in range(tl.program_id(0), tl.load(num_merges) * chunks, tl.num_programs(0)):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .reference import Likeliest
@@ -102,6 +103,7 @@ def likeliest_tokens_triton(logits: Tensor, with_log_sum_exp: bool) -> Likeliest
             HAS_LSE=with_log_sum_exp,
             COLUMNS=_columns(vocab_size),
             num_warps=16,
+            **early_launch(logits.device),
         )
     return Likeliest(tokens, highest, log_sum_exps)
 

@@ -8,6 +8,8 @@ over the floats' bit patterns, which as integers have the floats' order, with ju
 import triton
 import triton.language as tl
 
+from ..early_launch import wait_for_inputs
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_INT = tl.constexpr(-(2**31))
 LARGEST_FLOAT = tl.constexpr(3.0e38)
@@ -333,9 +335,18 @@ def uniform_kernel(uniforms, seeds, counters, size, NUMBERS: tl.constexpr):
 
 @triton.jit
 def likeliest_kernel(
-    tokens, highest_logits, log_sum_exps, logits, vocab_size, stride, HAS_LSE: tl.constexpr, COLUMNS: tl.constexpr
+    tokens,
+    highest_logits,
+    log_sum_exps,
+    logits,
+    vocab_size,
+    stride,
+    HAS_LSE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """One program a row: its first largest logit, and the log of the sum of the exponentials."""
+    wait_for_inputs(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     column = tl.arange(0, COLUMNS)

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+from array import array
 from functools import partial
 from shutil import copytree
 
@@ -49,6 +50,31 @@ def test_text_and_token_ids_are_the_same_prompt(llm):
     assert (mixed[0].prompt, mixed[1].prompt) == ("same", None)
     assert llm.generate("same", GREEDY)[0].outputs == mixed[0].outputs
     assert llm.generate({"prompt_token_ids": ids}, GREEDY)[0].outputs == mixed[0].outputs
+
+
+@pytest.mark.parametrize(
+    "given", [[3, 4, 5], (3, 4, 5), [3, np.int64(4), 5], np.array([3, 4, 5]), array("q", [3, 4, 5]), torch.arange(3, 6)]
+)
+def test_token_ids_come_back_as_pythons_own_numbers_in_a_list_of_their_own(llm, given):
+    found = llm.generate({"prompt_token_ids": given}, GREEDY)[0].prompt_token_ids
+    assert (found, [type(each) for each in found]) == ([3, 4, 5], [int, int, int])
+    assert found is not given
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ([3, 2**40], "outside the vocabulary"),
+        ([3, 2**70], "must be whole numbers"),
+        ([3, -1], "token id -1 is outside"),
+        ([3, 4.0], "must be whole numbers"),
+        ([3, "4"], "must be whole numbers"),
+        ("34", "must be a list of token ids"),
+    ],
+)
+def test_what_are_no_token_ids_is_said(llm, given, problem):
+    with pytest.raises(InvalidRequestError, match=f"prompt 1: .*{problem}"):
+        llm.generate(["fine", {"prompt_token_ids": given}], GREEDY)
 
 
 def test_texts_are_encoded_together(llm, monkeypatch):

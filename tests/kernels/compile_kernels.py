@@ -102,6 +102,8 @@ _FUSED_ROUNDING = r"fma\.rn\.f32[^;]*0f4B400000"
 
 # Of an expert's two products one is compiled: they differ in which place of a row is read and which is written.
 _OF_PLACES = "IS_FIRST"
+# What a kernel that begins while the one before it runs waits with, and what it must not do before.
+_WAITS, _TOUCHES = "griddepcontrol.wait", r"\b(ld|st|atom|red|cp\.async\S*)\S*\.global"
 _compiled: set[tuple[object, ...]] = set()
 
 
@@ -140,9 +142,16 @@ def compile_instead(
     shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
     fuses = re.search(_FUSED_ROUNDING, compiled.asm["ptx"]) is not None
     about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types)), "fuses": fuses}
+    about |= {"waits_first": waits_first(compiled.asm["ptx"])} if options.get("launch_pdl") else {}
     unwritten = read_unwritten(compiled.asm["cubin"]) if "wgmma" in compiled.asm["ptx"] else []
     code = describe(compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared) if is_reported else {}
     print(json.dumps({**about, "unwritten": unwritten, **shared, **shapes, **code}), flush=True)
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether it waits for the kernels before it, and touches no memory until then."""
+    before, waits, _ = ptx.partition(_WAITS)
+    return bool(waits) and re.search(_TOUCHES, before) is None
 
 
 def attend(
@@ -446,6 +455,8 @@ def main() -> None:
     for card in (CARDS[name] for name in arguments.cards.split(",")):
         vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
         vars(device)["_INTERPRETED_PROCESSORS"] = card.processors
+        vars(device)["_INTERPRETED_CAPABILITY"] = divmod(card.capability, 10)
+        device.begins_early.cache_clear()
         device.shared_bytes.cache_clear()
         device.num_processors.cache_clear()
         JITFunction.run = partialmethod(compile_instead, card, arguments.report)

@@ -58,6 +58,7 @@ def pytest_configure() -> None:
     patch.setattr(JITFunction, "run", run)
     patch.setattr(triton_checks, "check_launch", lambda name, tensor, kernel: None)
     patch.setattr(device, "_INTERPRETED_SHARED_BYTES", _SHARED_KIB[CAPABILITY] * 1024)
+    patch.setattr(device, "_INTERPRETED_CAPABILITY", divmod(CAPABILITY, 10))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -61,8 +61,9 @@ def wait_for_warp(threads: Threads, instruction: Instruction) -> None:
 
 @executes("fence", modifiers="proxy async shared::cta")
 @executes("membar", modifiers="cta gl")
+@executes("griddepcontrol", modifiers="wait launch_dependents")
 def order_accesses(threads: Threads, instruction: Instruction) -> None:
-    """In lock step they are ordered: what a missing one does is not seen."""
+    """In lock step they are ordered, and so is one launch after the other: what a missing one does is not seen."""
 
 
 def _require_warps(threads: Threads, instruction: Instruction, members: np.ndarray) -> None:

@@ -1,0 +1,50 @@
+"""Launches that begin while the kernel before them still runs: programmatic dependent launch, which came with Hopper.
+
+What a kernel of a decode step computes takes a few microseconds, and its beginning and end take about as long again. So
+its programs begin as soon as there is room for them, and wait for what the kernel before them writes where they first
+need it, `wait_for_inputs`.
+"""
+
+import os
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .device import begins_early
+
+
+def early_launch(device: torch.device) -> dict[str, bool]:
+    """What a kernel that calls `wait_for_inputs(IS_EARLY)` is launched with, beside its own arguments.
+
+    A kernel that does not call it must not be launched so: it would read what is not written yet.
+    """
+    return {"IS_EARLY": True, "launch_pdl": True} if begins_early(device) and _triton_can() else {"IS_EARLY": False}
+
+
+@cache
+def _triton_can() -> bool:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # Its interpreter has every kernel wait for the one before it.
+        return False
+    try:
+        from triton.backends.nvidia.compiler import CUDAOptions
+    except ImportError:
+        return False
+    cuda: Any = tl.extra.cuda
+    return hasattr(cuda, "gdc_wait") and "launch_pdl" in {field.name for field in fields(CUDAOptions)}
+
+
+@triton.jit
+def wait_for_inputs(IS_EARLY: tl.constexpr):
+    """Wait until all kernels before this one are done and what they wrote is seen, and let the next one begin.
+
+    To be called by every program before it reads or writes anything, as the first thing that it does: the next kernel
+    waits for this one alone, and relies on it that this one has waited for all the others.
+    """
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
