@@ -18,6 +18,10 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 HERE = Path(__file__).parent
 
 
+# Not in every step, or after what torch launches.
+LATE_KERNELS = {"bit_mask_kernel", "copy_blocks_kernel", "penalize_kernel", "sample_kernel", "uniform_kernel"}
+
+
 def launched_kernels() -> set[str]:
     """The kernels that the wrappers launch, by name."""
     wrappers = [file.read_text() for file in (HERE.parents[1] / "kernels").glob("*/triton.py")]
@@ -56,12 +60,16 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
     assert_fits(compiled)
     assert not [each["kernel"] for each in compiled if each["fuses"]]
     assert not [(each["kernel"], each["unwritten"]) for each in compiled if each["unwritten"]]
+    # What begins early waits before it touches memory.
+    assert {each["kernel"] for each in compiled if "launch_pdl" not in each} == LATE_KERNELS
+    assert not [each["kernel"] for each in compiled if "launch_pdl" in each and not each["waits_first"]]
 
 
 def test_gpus_with_less_shared_memory(tmp_path):
     """Every head size, dtype and card is compiled by hand: see `compile_kernels.py`."""
     compiled = compile_side_by_side(tmp_path, "--cards A100,L4,RTX5090 tightest")
     assert {each["card"] for each in compiled} == {"A100", "L4", "RTX5090"}
+    assert {each["card"] for each in compiled if "launch_pdl" in each} == {"RTX5090"}
     assert_fits(compiled)
     # What shapes are chosen by is no less than what they take.
     attending = [each for each in compiled if each["kernel"] == "attend_kernel"]

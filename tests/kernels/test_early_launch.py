@@ -1,0 +1,54 @@
+"""Which kernels may begin while the one before them runs, and where."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from triton import language
+
+from headrace.kernels import device as devices
+from headrace.kernels import early_launch as module
+from headrace.kernels.early_launch import early_launch
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def of_capability(monkeypatch):
+    """Has a GPU be of a capability, and Triton be there to compile for it."""
+
+    def be(capability):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        for cached in (devices.begins_early, module._triton_can):
+            cached.cache_clear()
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    yield be
+    for cached in (devices.begins_early, module._triton_can):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_early"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
+)
+def test_from_hopper_on(capability, is_early, of_capability):
+    of_capability(capability)
+    assert early_launch(CUDA) == ({"IS_EARLY": True, "launch_pdl": True} if is_early else {"IS_EARLY": False})
+
+
+def test_never_where_kernels_are_interpreted(of_capability, monkeypatch):
+    of_capability((9, 0))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert early_launch(CUDA) == {"IS_EARLY": False}
+    assert early_launch(torch.device("cpu")) == {"IS_EARLY": False}
+
+
+@pytest.mark.parametrize("missing", ["gdc_wait", "launch_pdl"])
+def test_never_with_a_triton_that_cannot(missing, of_capability, monkeypatch):
+    of_capability((9, 0))
+    if missing == "gdc_wait":
+        monkeypatch.delattr(language.extra.cuda, "gdc_wait")
+    else:
+        monkeypatch.setattr(module, "fields", lambda options: [])
+    assert early_launch(CUDA) == {"IS_EARLY": False}
