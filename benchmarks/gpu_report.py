@@ -3,7 +3,8 @@
     python benchmarks/gpu_report.py benchmarks/results/h100-gpu.json benchmarks/results/h200-gpu.json
     python benchmarks/gpu_report.py first.json second.json --output benchmarks/results/h200-gpu.json
 
-Of several files of one GPU the later ones' parts count, and `--output` writes them as one.
+Of several files of one GPU the later ones' parts count, and `--output` writes them as one, in which each part has the
+commit that it was measured at.
 """
 
 import argparse
@@ -41,13 +42,14 @@ def merged(contents: list[Content]) -> Content:
         result["facts"] |= content["facts"]
         for name, part in content["parts"].items():
             if "failure" not in part or "failure" in result["parts"].get(name, part):
-                result["parts"][name] = part
+                result["parts"][name] = {"commit": content["commit"], **part}
     return result
 
 
 def markdown(content: Content) -> list[str]:
     """The goals in their order, what was measured, and what was not."""
-    about = ", ".join(f"{content[name]}" for name in ("gpu", "torch", "commit"))
+    commits = dict.fromkeys(part.get("commit", content["commit"]) for part in content["parts"].values())
+    about = f"{content['gpu']}, {content['torch']}, {' and '.join(commits) or content['commit']}"
     measured = [line for part in content["parts"].values() for line in _titled(part["lines"]) if line["goal"]]
     rows = [_row(line) for line in sorted(measured, key=lambda line: line["number"])]
     failures = [f"- {name}: {part['failure']}" for name, part in content["parts"].items() if "failure" in part]

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .early_launch import early_launch
 from .launch_sizes import next_power_of_2
 from .triton_checks import FLOAT_DTYPES, check_tensor
+from .triton_early_launch import early_launch
 
 # A row is one program's registers.
 MAX_NORM_SIZE = 65536

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..early_launch import early_launch
 from ..launch_sizes import cdiv
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .triton_kernels import clamped_kernel, gate_kernel
 
 _COLUMNS_PER_PROGRAM = 1024

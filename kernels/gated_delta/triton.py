@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .sequence_table import CHUNK, SequenceTable
 from .state_slots import StateSlots
 from .triton_kernels import (

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors, shared_bytes
-from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .gates import Gate
 from .triton_kernels import (
     int4_linear_kernel,

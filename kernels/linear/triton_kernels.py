@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..activation.triton_kernels import gated
-from ..early_launch import wait_for_inputs
+from ..triton_early_launch import wait_for_inputs
 
 # Added to a float32 of less than 2 ** 22 and taken off again, it leaves the nearest whole number, ties to even.
 ROUNDER = tl.constexpr(12582912.0)

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors
-from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .matrices import OUTPUTS, AdapterMatrices
 from .token_tiles import FEW_ROWS, TokenTiles
 from .triton_kernels import expand_kernel, shrink_kernel

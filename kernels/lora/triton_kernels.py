@@ -7,7 +7,7 @@ launch serves any mix of adapters; tokens without one are in no tile and cost no
 import triton
 import triton.language as tl
 
-from ..early_launch import wait_for_inputs
+from ..triton_early_launch import wait_for_inputs
 
 TILE_SIZE = tl.constexpr(3)
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
-from ..early_launch import early_launch
 from ..launch_sizes import cdiv, next_power_of_2
 from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
 from ..linear.weights import BLOCK_OUTPUTS, HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .expert_groups import ONE_GROUP, ExpertGroups
 from .stacked_experts import (
     ByteMatrices,

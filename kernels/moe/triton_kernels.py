@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from ..activation.triton_kernels import gated
-from ..early_launch import wait_for_inputs
 from ..linear.triton_kernels import int4_product, scaled_product
+from ..triton_early_launch import wait_for_inputs
 
 # Of a tile: its expert, the place of its first pair among the sorted ones, and how many it has.
 TILE_SIZE = tl.constexpr(3)

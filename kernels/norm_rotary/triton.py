@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..early_launch import early_launch
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from ..triton_norms import launch_norm
 from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel, rotate_latents_kernel
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..early_launch import wait_for_inputs
+from ..triton_early_launch import wait_for_inputs
 
 
 @triton.jit

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..device import num_processors
-from ..early_launch import early_launch
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..launch_sizes import next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_early_launch import early_launch
 from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
 from .kernel_shapes import KernelShape, KernelShapes

@@ -7,7 +7,7 @@ any mix of prefill chunks, decodes and shared prefixes. `plan.ITEM_FIELDS` says 
 import triton
 import triton.language as tl
 
-from ..early_launch import wait_for_inputs
+from ..triton_early_launch import wait_for_inputs
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)

@@ -8,7 +8,7 @@ over the floats' bit patterns, which as integers have the floats' order, with ju
 import triton
 import triton.language as tl
 
-from ..early_launch import wait_for_inputs
+from ..triton_early_launch import wait_for_inputs
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_INT = tl.constexpr(-(2**31))

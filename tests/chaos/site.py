@@ -80,6 +80,7 @@ class Scale:
             **({"HEADRACE_TEST_HURRY": "yes"} if self.hurries else {}),
             "HEADRACE_TEST_NUM_SEQS": str(self.num_seqs),
             "HEADRACE_TEST_CONTEXT": str(CONTEXT),
+            "HEADRACE_TEST_LEAST_SHOWN": str(_PROMPT_TOKENS),
         }
 
 

@@ -4,12 +4,13 @@
 
 Starts so many workers (1), another whenever one was killed, and appends each one's pid to the file PIDS. A prompt that
 begins with the token KILLER really kills the worker that computes it; of every other the first tokens (32, or
-HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, and how many sequences had to make
-room for others. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of
-HEADRACE_TEST_CONTEXT tokens. With HEADRACE_TEST_HURRY they sweep more often, take messages for lost sooner and write
-down shorter rows. The next one that has written a part into the output folder which the file HEADRACE_TEST_FREEZE
-names removes that file, says on stdout who it is and what it was about to commit, and stops itself with SIGSTOP before
-it does. While the file HEADRACE_TEST_HOLD exists, no sequence gets more than HEADRACE_TEST_HOLD_TOKENS (24) tokens.
+HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, as soon as there are
+HEADRACE_TEST_LEAST_SHOWN (1) of them, and how many sequences had to make room for others. A step takes
+HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of HEADRACE_TEST_CONTEXT tokens. With
+HEADRACE_TEST_HURRY they sweep more often, take messages for lost sooner and write down shorter rows. The next one that
+has written a part into the output folder which the file HEADRACE_TEST_FREEZE names removes that file, says on stdout
+who it is and what it was about to commit, and stops itself with SIGSTOP before it does. While the file
+HEADRACE_TEST_HOLD exists, no sequence gets more than HEADRACE_TEST_HOLD_TOKENS (24) tokens.
 SIGTERM ends the workers properly, and with them this process.
 """
 
@@ -19,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,6 +52,7 @@ STEP_SECONDS = float(os.environ.get("HEADRACE_TEST_STEP_SECONDS", "0"))
 NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
 MAX_TOKENS = int(os.environ.get("HEADRACE_TEST_CONTEXT", str(CONTEXT)))
 _SHOWN_TOKENS = int(os.environ.get("HEADRACE_TEST_SHOWN_TOKENS", "32"))
+_LEAST_SHOWN = int(os.environ.get("HEADRACE_TEST_LEAST_SHOWN", "1"))
 _HOLD = Path(os.environ.get("HEADRACE_TEST_HOLD", "/nowhere/hold"))
 _HOLD_TOKENS = int(os.environ.get("HEADRACE_TEST_HOLD_TOKENS", "24"))
 _PAUSE_SECONDS = 0.1
@@ -65,10 +68,14 @@ class KillableRunner(FakeRunner):
     engine: Engine | None = None
     _num_preemptions = 0
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # By its first block, of each that is begun and not shown, as its first step had no room for more of it.
+        self._short: dict[int, list[int]] = {}
+
     def execute(self, batch: Batch) -> Tensor:
-        tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
-        spans = zip(batch.attention.query_starts, batch.attention.query_lens, strict=True)
-        begun = [tokens[start : start + min(length, _SHOWN_TOKENS)] for start, length in spans if positions[start] == 0]
+        positions = batch.positions.tolist()
+        begun = list(self._begun(batch, positions))
         while max(positions) >= _HOLD_TOKENS and _HOLD.exists():
             time.sleep(0.005)
         if any(prompt[0] == KILLER for prompt in begun):
@@ -80,6 +87,21 @@ class KillableRunner(FakeRunner):
             os.write(1, "".join(" ".join(map(str, prompt)) + "\n" for prompt in begun).encode())
         time.sleep(STEP_SECONDS)
         return super().execute(batch)
+
+    def _begun(self, batch: Batch, positions: list[int]) -> Iterator[list[int]]:
+        tokens, attention = batch.token_ids.tolist(), batch.attention
+        spans = zip(attention.query_starts, attention.query_lens, attention.block_tables, strict=True)
+        for start, length, table in spans:
+            before = self._short.pop(table[0], None)
+            if positions[start] == 0:
+                before = []
+            if before is None or len(before) != positions[start]:
+                continue
+            prompt = [*before, *tokens[start : start + length]]
+            if len(prompt) < _LEAST_SHOWN:
+                self._short[table[0]] = prompt
+            else:
+                yield prompt[:_SHOWN_TOKENS]
 
     def _tell_of_preemptions(self) -> None:
         num_preemptions = self.engine.stats.num_preemptions if self.engine else 0

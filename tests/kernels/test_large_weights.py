@@ -99,7 +99,7 @@ def test_sums_of_splits():
     parts, output = huge(2, rows, size, dtype=torch.float32), huge(rows, size)
     parts[:, -1, -1] = 3
     sum_splits_kernel[(-(-rows * size // 1024),)](
-        output, parts, parts, rows, size, HAS_BIAS=False, SPLITS=2, NUMBERS=1024
+        output, parts, parts, rows, size, HAS_BIAS=False, SPLITS=2, NUMBERS=1024, IS_EARLY=False
     )
     assert output[-1, -1] == 6
 
@@ -146,7 +146,8 @@ def test_many_pairs_of_a_token_and_an_expert(is_first):
     x, output = huge(count, size)[:, :64], huge(count, size)
     x[-1] = 1
     weight, sizes = numbers(1, size, 64), (size, 64, 1, size)
-    options = {"HAS_BIAS": False, "IS_WHOLE": True, "PRECISION": "ieee", "ROWS": 16, "OUTPUTS": size, "INPUTS": 64}
+    shape = {"ROWS": 16, "OUTPUTS": size, "INPUTS": 64}
+    options = {"HAS_BIAS": False, "IS_WHOLE": True, "PRECISION": "ieee", "IS_EARLY": False, **shape}
     experts_kernel[(1,)](output, x, weight, weight, pairs, tiles, *sizes, CHOSEN=1, IS_FIRST=is_first, **options)
     assert torch.equal(output[-1], weight[0].sum(1))
 

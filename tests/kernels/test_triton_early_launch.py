@@ -8,8 +8,8 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 from triton import language
 
 from headrace.kernels import device as devices
-from headrace.kernels import early_launch as module
-from headrace.kernels.early_launch import early_launch
+from headrace.kernels import triton_early_launch as module
+from headrace.kernels.triton_early_launch import early_launch
 
 CUDA = torch.device("cuda")
 
