@@ -24,8 +24,8 @@ ITEM_FIELDS = (
     "kv_begin",  # its keys' positions
     "kv_end",
     "first_position",  # of its first query; each further one stands one later, and sees the keys up to itself
-    "num_parts",  # 0: it is a part, to be merged; 1: all that its queries see; more: the last of so many parts
-    "first_partial",  # the part's first row in the workspace; of a last one, the others' place in `merge_rows`
+    "is_final",  # 1: the result is the output; 0: it is a part, to be merged
+    "first_partial",  # the part's first row in the workspace
 )
 _FIELD = {name: index for index, name in enumerate(ITEM_FIELDS)}
 
@@ -62,9 +62,8 @@ class AttentionPlan:
 
     query_tokens: which of the batch's tokens the items' queries are, its own tokens in their order first. blocks: all
     block tables, one after the other. tables: [n], each sequence's own `table`.
-    merge_tokens: [m] tokens whose parts are merged after all of them are there; those of the i-th are the workspace's
-    rows `merge_rows[merge_starts[i] : merge_starts[i + 1]]`. Behind these are the rows of last items' queries, as many
-    for each: they are merged with what the item sees, when wide items have written them.
+    merge_tokens: [m] tokens with several parts; those of the i-th are the workspace's rows
+    `merge_rows[merge_starts[i] : merge_starts[i + 1]]`.
     """
 
     narrow: Ints
@@ -98,10 +97,9 @@ class AttentionPlan:
         wide_cut = _Cut(tiling.wide_queries, tiling.tile, wide_share, _MIN_WIDE_SEGMENT, _WIDE_START)
         narrow = narrow_cut.items(runs.items[is_narrow], sliding_window)
         wide = wide_cut.items(runs.items[~is_narrow], sliding_window)
-        tables = runs.items[: len(layout.query_lens), _FIELD["table"]]
-        _find_last(narrow, wide, runs.query_tokens)
         num_partial = _number_partials(narrow, 0)
         _number_partials(wide, num_partial)
+        tables = runs.items[: len(layout.query_lens), _FIELD["table"]]
         return cls(narrow, wide, runs.query_tokens, runs.blocks, tables, *_merges(narrow, wide, runs.query_tokens))
 
     @property
@@ -157,7 +155,7 @@ class _Runs:
         # A span's queries all stand after it, and so see it whole.
         position = items[:, _FIELD["first_position"]]
         position[:num_own], position[num_own:] = contexts - query_lens, end[num_own:]
-        items[:num_own, _FIELD["num_parts"]] = covered == 0
+        items[:num_own, _FIELD["is_final"]] = covered == 0
         blocks = _joined_tables(layout.tables, covered.tolist(), ends.tolist(), spans, room)
         return cls(items, query_tokens, blocks)
 
@@ -235,7 +233,7 @@ class _Cut:
         segments = items[owner]
         segments[:, _FIELD["kv_begin"]] += nth * size[owner]
         segments[:, _FIELD["kv_end"]] = numpy.minimum(end[owner], segments[:, _FIELD["kv_begin"]] + size[owner])
-        segments[:, _FIELD["num_parts"]] &= count[owner] == 1
+        segments[:, _FIELD["is_final"]] &= count[owner] == 1
         return segments
 
     def _even(self, length: Ints, wanted: Ints) -> tuple[Ints, Ints]:
@@ -244,57 +242,25 @@ class _Cut:
         return size, numpy.maximum(1, -(-length // size))
 
 
-def _find_last(narrow: Ints, wide: Ints, query_tokens: Ints) -> None:
-    """Say of the items whose queries have no other narrow part of how many they are the last: wide ones come first.
-
-    An item's queries have as many parts each, since they share the keys of all of them.
-    """
-    num_parts = narrow[:, _FIELD["num_parts"]]
-    is_part = num_parts == 0
-    if not is_part.any() or not len(wide):
-        return
-    num_narrow, num_wide = (
-        numpy.bincount(_tokens_of_parts(items, query_tokens), minlength=len(query_tokens)) for items in (narrow, wide)
-    )
-    token = query_tokens[narrow[:, _FIELD["first_query"]]]
-    is_last = is_part & (num_narrow[token] == 1)
-    num_parts[is_last] = 1 + num_wide[token[is_last]]
-
-
 def _number_partials(items: Ints, first: int) -> int:
     """Give each part its rows of the workspace, from `first` on; returns the first row that is left."""
-    rows = numpy.where(items[:, _FIELD["num_parts"]] == 0, items[:, _FIELD["num_queries"]], 0)
+    rows = numpy.where(items[:, _FIELD["is_final"]] == 1, 0, items[:, _FIELD["num_queries"]])
     items[:, _FIELD["first_partial"]] = first + _starts(rows)
     return first + int(rows.sum())
 
 
-def _tokens_of_parts(items: Ints, query_tokens: Ints) -> Ints:
-    """Each query of each part, as the token that it is."""
-    parts = items[items[:, _FIELD["num_parts"]] == 0]
-    return query_tokens[_joined_ranges(parts[:, _FIELD["first_query"]], parts[:, _FIELD["num_queries"]])]
-
-
 def _merges(narrow: Ints, wide: Ints, query_tokens: Ints) -> tuple[Ints, Ints, Ints]:
-    """`merge_tokens`, `merge_starts` and `merge_rows` of the parts; last items are told where theirs are."""
+    """`merge_tokens`, `merge_starts` and `merge_rows` of the parts."""
     items = numpy.concatenate((narrow, wide))
-    parts = items[items[:, _FIELD["num_parts"]] == 0]
-    rows = _joined_ranges(parts[:, _FIELD["first_partial"]], parts[:, _FIELD["num_queries"]])
-    tokens = _tokens_of_parts(items, query_tokens)
-    last = narrow[:, _FIELD["num_parts"]] > 1
-    first_queries, num_queries = (narrow[last, _FIELD[name]] for name in ("first_query", "num_queries"))
-    # By token, those of last items behind all others.
-    is_of_last = numpy.zeros(len(query_tokens), dtype=bool)
-    is_of_last[query_tokens[_joined_ranges(first_queries, num_queries)]] = True
-    order = numpy.lexsort((tokens, is_of_last[tokens]))
+    parts = items[items[:, _FIELD["is_final"]] == 0]
+    num_queries = parts[:, _FIELD["num_queries"]]
+    rows = _joined_ranges(parts[:, _FIELD["first_partial"]], num_queries)
+    tokens = query_tokens[_joined_ranges(parts[:, _FIELD["first_query"]], num_queries)]
+    order = numpy.argsort(tokens, kind="stable")
     in_order = tokens[order]
-    starts = numpy.flatnonzero(numpy.diff(in_order, prepend=numpy.int32(-1))).astype(numpy.int32)
-    merge_tokens = in_order[starts]
-    begin = numpy.zeros(len(query_tokens), dtype=numpy.int32)
-    begin[merge_tokens] = starts
-    narrow[last, _FIELD["first_partial"]] = begin[query_tokens[first_queries]]
-    num_merges = len(starts) - int(is_of_last.sum())
-    end = starts[num_merges] if num_merges < len(starts) else len(tokens)
-    return merge_tokens[:num_merges], numpy.append(starts[:num_merges], numpy.int32(end)), rows[order]
+    starts = numpy.flatnonzero(numpy.diff(in_order, prepend=numpy.int32(-1)))
+    merge_starts = numpy.append(starts, len(tokens)).astype(numpy.int32)
+    return in_order[starts], merge_starts, rows[order]
 
 
 def _joined_tables(

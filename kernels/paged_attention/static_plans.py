@@ -105,9 +105,12 @@ def plan_bytes(keys: list[PlanKey], num_tokens: int, blocks_per_sequence: int, d
 
 
 def needed_launches(plans: list[AttentionPlan]) -> frozenset[str]:
-    """One of four sets, so that few graphs serve all steps: narrow, with wide or without, with a merge or without."""
-    others = [name for name in LAUNCHES if any(len(getattr(plan, name)) for plan in plans)]
-    return frozenset(("narrow", *others))
+    """One of three sets, so that few graphs serve all steps: narrow alone, with a merge, or everything."""
+    if any(len(plan.wide) for plan in plans):
+        return frozenset(LAUNCHES)
+    if any(len(plan.merge_tokens) for plan in plans):
+        return frozenset(("narrow", "merge_tokens"))
+    return frozenset(("narrow",))
 
 
 def step_capacity(num_tokens: int, blocks_per_sequence: int, tiling: Tiling) -> PlanCapacity:

@@ -139,7 +139,6 @@ class _Launch:
             num_items=plan.section(f"num_{items}"),
             query_tokens=plan.section("query_tokens"),
             blocks=plan.section("blocks"),
-            merge_rows=plan.section("merge_rows"),
             scale=scale * self.kv_scales.key,
             value_scale=self.kv_scales.value,
             soft_cap=soft_cap or 0.0,
@@ -161,8 +160,6 @@ class _Launch:
             IS_PAIRED=self._reads_pairs(),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
-            # The other ones are before it.
-            MERGES=items == "narrow" and "wide" in plan.launches,
             # Exact products in float32; TF32 would cost three digits.
             PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
             num_warps=kernel.num_warps,

@@ -28,7 +28,6 @@ def attend_kernel(
     num_items,
     query_tokens,
     blocks,
-    merge_rows,
     scale,
     value_scale,
     soft_cap,
@@ -55,7 +54,6 @@ def attend_kernel(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    MERGES: tl.constexpr,
     PRECISION: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
@@ -63,8 +61,7 @@ def attend_kernel(
 
     `HAS_WHOLE`: tiles that every row sees whole have a loop of their own, without masks; not worth its start where
     there are few. `IS_PAIRED`: values are of 8 bits, and read two at a time. `KEY_REST`: keys have so many numbers
-    behind those that are their values too; 0: values are others. `MERGES`: items may be last, and then go on from the
-    parts that launches before this one have written of their queries.
+    behind those that are their values too; 0: values are others.
     """
     wait_for_inputs(IS_EARLY)
     num_heads = num_kv_heads * GROUP
@@ -86,7 +83,7 @@ def attend_kernel(
         kv_begin = tl.load(item + 3)
         kv_end = tl.load(item + 4)
         first_position = tl.load(item + 5)
-        num_parts = tl.load(item + 6)
+        is_final = tl.load(item + 6)
         first_partial = tl.load(item + 7)
 
         nth_query = row // GROUP
@@ -129,21 +126,11 @@ def attend_kernel(
         weighted = tl.zeros([ROWS, PADDED_DIM], tl.float32)
         if HAS_SINKS:
             # As if a key without a value had been seen. Of parts, the merge sees it: once a query, however it is cut.
-            has_sink = is_row & (num_parts != 0)
+            has_sink = is_row & (is_final == 1)
             highest = tl.load(sinks + head, mask=has_sink, other=float("-inf")) * LOG2_E
             total = tl.where(has_sink, 1.0, 0.0)
-        if MERGES:
-            num_before = tl.maximum(num_parts - 1, 0)
-            highest, total, weighted = _go_on_from_parts(
-                highest, total, weighted, partial_output, partial_lse,
-                merge_rows + first_partial + nth_query * num_before, num_before, is_row, head, num_heads, dim, is_dim,
-                value_scale, HEAD_DIM,
-            )  # fmt: skip
-        if IS_PAIRED:
-            even, odd = tl.split(tl.reshape(weighted, [ROWS, PADDED_DIM // 2, 2]))
-        else:
-            even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
-            odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
+        even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
+        odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
         masked_begin = begin
         if HAS_WHOLE:
             masked_begin += tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE * TILE
@@ -168,7 +155,7 @@ def attend_kernel(
         divisor = tl.where(total > 0, total, 1.0)
         attended = weighted / divisor[:, None] * value_scale
         row_lse = highest * LN_2 + tl.log(divisor)
-        if num_parts:
+        if is_final:
             at = output + token[:, None] * output_token_stride + head[:, None] * output_head_stride + dim[None, :]
             tl.store(at, attended.to(output.dtype.element_ty), mask=is_entry)
             if HAS_LSE:
@@ -178,44 +165,6 @@ def attend_kernel(
             rows = partial_output + part[:, None] * HEAD_DIM + dim[None, :]
             tl.store(rows, attended.to(partial_output.dtype.element_ty), mask=is_entry)
             tl.store(partial_lse + part, row_lse, mask=is_row)
-
-
-@triton.jit
-def _go_on_from_parts(
-    highest,
-    total,
-    weighted,
-    partial_output,
-    partial_lse,
-    rows,
-    num_parts,
-    is_row,
-    head,
-    num_heads,
-    dim,
-    is_dim,
-    value_scale,
-    HEAD_DIM: tl.constexpr,
-):
-    """The running softmax after the parts of those rows: each is as good as a key with its log-sum-exp for a score and
-    its output for a value."""
-    outputs, lses = partial_output + head[:, None] * HEAD_DIM + dim[None, :], partial_lse + head
-    is_entry = is_row[:, None] & is_dim[None, :]
-    for nth in range(0, num_parts, 2):
-        # All loads come first, so that a query with so many parts waits for memory once.
-        lse_0, part_0 = _part_of_each(outputs, lses, rows, nth, num_parts, num_heads, is_entry, is_row, HEAD_DIM)
-        lse_1, part_1 = _part_of_each(outputs, lses, rows, nth + 1, num_parts, num_heads, is_entry, is_row, HEAD_DIM)
-        highest_0, highest_1 = lse_0 * LOG2_E, lse_1 * LOG2_E
-        new_highest = tl.maximum(tl.maximum(highest_0, highest_1), highest)
-        base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-        decay = tl.exp2(highest - base)
-        weight_0, weight_1 = tl.exp2(highest_0 - base), tl.exp2(highest_1 - base)
-        total = total * decay + weight_0 + weight_1
-        # All that is summed up is multiplied by `value_scale` in the end, as parts have been.
-        added = part_0 * (weight_0 / value_scale)[:, None] + part_1 * (weight_1 / value_scale)[:, None]
-        weighted = weighted * decay[:, None] + added
-        highest = new_highest
-    return highest, total, weighted
 
 
 @triton.jit
@@ -459,12 +408,3 @@ def _part(outputs, lses, merge_rows, index, end, num_heads, is_entry, is_head, H
     first = tl.load(merge_rows + index, mask=index < end, other=0).to(tl.int64) * num_heads
     part_lse = tl.load(lses + first, mask=is_head & (index < end), other=float("-inf"))
     return part_lse, tl.load(outputs + first * HEAD_DIM, mask=is_entry & (index < end), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _part_of_each(outputs, lses, rows, index, end, num_heads, is_entry, is_row, HEAD_DIM: tl.constexpr):
-    """As `_part`, where each row has its own parts."""
-    is_there = is_row & (index < end)
-    first = tl.load(rows + index, mask=is_there, other=0).to(tl.int64) * num_heads
-    part = tl.load(outputs + first[:, None] * HEAD_DIM, mask=is_entry & is_there[:, None], other=0.0)
-    return tl.load(lses + first, mask=is_there, other=float("-inf")), part.to(tl.float32)

@@ -49,18 +49,15 @@ def held_plan(held: DevicePlan) -> AttentionPlan:
         return held.section(name)[:number].numpy().copy()
 
     num_narrow, num_wide, num_merges = (int(read(name, 1)[0]) for name in ("num_narrow", "num_wide", "num_merges"))
-    fields = len(ITEM_FIELDS)
-    narrow = read("narrow", num_narrow * fields).reshape(-1, fields)
     starts = read("merge_starts", num_merges + 1)
-    num_queries, num_parts = (narrow[:, ITEM_FIELDS.index(name)] for name in ("num_queries", "num_parts"))
-    num_of_last = int((num_queries * (num_parts - 1).clip(0)).sum())
+    fields = len(ITEM_FIELDS)
     return AttentionPlan(
-        narrow=narrow,
+        narrow=read("narrow", num_narrow * fields).reshape(-1, fields),
         wide=read("wide", num_wide * fields).reshape(-1, fields),
         query_tokens=held.section("query_tokens").numpy().copy(),
         blocks=held.section("blocks").numpy().copy(),
         tables=numpy.empty(0, dtype=numpy.int32),
         merge_tokens=read("merge_tokens", num_merges),
         merge_starts=starts,
-        merge_rows=read("merge_rows", int(starts[-1]) + num_of_last),
+        merge_rows=read("merge_rows", int(starts[-1])),
     )

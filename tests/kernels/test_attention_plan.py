@@ -67,32 +67,22 @@ def check(metadata: AttentionMetadata, gate: Gate, sliding_window: int | None = 
 
 
 def check_parts(plan: AttentionPlan) -> None:
-    """Each token is either written by one item that sees all it sees, or merged from all its parts, each in rows of its
-    own: by the last item, which is narrow and has no rows, or afterwards.
-    """
+    """Each token is either written by one final item or merged from all its parts, each in rows of its own."""
     final: Counter[int] = Counter()
     parts: dict[int, list[int]] = {}
-    last: dict[int, list[int]] = {}
     for row in (*plan.narrow, *plan.wide):
         item = dict(zip(ITEM_FIELDS, row.tolist(), strict=True))
-        num_parts, first = item["num_parts"], item["first_partial"]
         for nth in range(item["num_queries"]):
             token = int(plan.query_tokens[item["first_query"] + nth])
-            if num_parts == 1:
+            if item["is_final"]:
                 final[token] += 1
-            elif num_parts > 1:
-                assert token not in last
-                begin = first + nth * (num_parts - 1)
-                last[token] = sorted(plan.merge_rows[begin : begin + num_parts - 1].tolist())
             else:
-                parts.setdefault(token, []).append(first + nth)
+                parts.setdefault(token, []).append(item["first_partial"] + nth)
     assert set(final.values()) <= {1}
     assert not final.keys() & parts.keys()
-    assert not any(row[ITEM_FIELDS.index("num_parts")] > 1 for row in plan.wide)
     rows = [plan.merge_rows[a:b].tolist() for a, b in zip(plan.merge_starts, plan.merge_starts[1:], strict=False)]
     merged = dict(zip(plan.merge_tokens.tolist(), map(sorted, rows), strict=True))
-    assert not last.keys() & (merged.keys() | final.keys())
-    assert merged | last == {token: sorted(rows) for token, rows in parts.items()}
+    assert merged == {token: sorted(rows) for token, rows in parts.items()}
     assert sorted(plan.merge_rows.tolist()) == list(range(len(plan.merge_rows)))
 
 

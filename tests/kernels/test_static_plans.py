@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.paged_attention import AttentionMetadata, sharing_gate
+from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import LAUNCHES, PlanCapacity, PlanTooLargeError
 from headrace.kernels.paged_attention.plan import AttentionPlan, Tiling
@@ -17,7 +17,7 @@ from headrace.kernels.paged_attention.static_plans import StaticPlans, step_capa
 from headrace.kernels.paged_attention.triton import paged_attention_triton
 
 from .attention_cases import Case
-from .shared_prefix_cases import BATCHES, SYSTEM, Row, build, tensors
+from .shared_prefix_cases import BATCHES, Row, build, tensors
 from .tolerances import assert_close
 
 # Levels of three blocks each, of which a path in a small tree has up to three, and contexts that are split.
@@ -81,19 +81,14 @@ def test_a_padded_steps_attention_is_what_the_plans_say(device):
         assert_close(output[:-3], case.reference())
 
 
-def test_no_more_is_launched_than_a_step_needs(device, monkeypatch):
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 100),))
+def test_no_more_is_launched_than_a_step_needs(device):
     plans = StaticPlans([(AttentionShape(4, 2, 64, torch.float32), None)], 64, 70, 16, device)
     short, long = AttentionMetadata([1], [30], [[1, 2]], 16, device), build([Row([], 1000)], 16, device)
-    chunk, chunks = build([Row([], 60, 60)], 16, device), build([Row(SYSTEM, 10, 10)] * 2, 16, device)
-    # What the prefix gives of each is merged with its own keys as soon as they are read.
-    decodes = build([Row(SYSTEM, 3)] * 64, 16, device)
-    assert [plans.load(metadata) for metadata in (short, long, chunk, chunks, decodes)] == [
+    chunk = build([Row([], 60, 60)], 16, device)
+    assert [plans.load(metadata) for metadata in (short, long, chunk)] == [
         {"narrow"},
         {"narrow", "merge_tokens"},
-        {"narrow", "wide"},
         set(LAUNCHES),
-        {"narrow", "wide"},
     ]
 
 
