@@ -53,27 +53,27 @@ def parts_of(is_dry: bool) -> list[Part]:
         return Part(name, seconds, partial(measure, is_dry=is_dry), goals, package)
 
     return [
-        part(CORRECT, 25, _check, every),
-        part("limits", 4, _limits, every),
-        part("attention", 6, _attention, (1, 2, 3)),
-        part("large", 40, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
+        part(CORRECT, 20, _check, every),
+        part("limits", 2, _limits, every),
+        part("attention", 4, _attention, (1, 2, 3)),
+        part("large", 35, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
         part("small", 20, lambda table, is_dry: _goals(table, is_dry).small(), (4, 5)),
-        part("fp8", 45, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
-        part("uniform", 32, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
-        part("transformers", 80, partial(_peer, name="transformers"), (6,), "transformers"),
+        part("fp8", 40, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
+        part("uniform", 28, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
+        part("transformers", 90, partial(_peer, name="transformers"), (6,), "transformers"),
         part("sharing", 5, _sharing),
         part("linears", 12, _linears),
         part("kernels", 6, _kernels),
         part("mixtures", 12, _mixtures),
         part("lora", 6, _lora),
-        part("states", 30, _states),
+        part("states", 26, _states),
         part("flashinfer", 20, _flashinfer, package="flashinfer"),
         part("vllm", 150, partial(_peer, name="vllm"), package="vllm"),
         *(part(name, 16, partial(_profile, name=name)) for name in PROFILES),
         part(TILES, 60, _tiles),
         part(MIXED, 150, _mixed),
-        part(HOST, 30, _host),
-        part(GOLDEN, 45, _golden),
+        part(HOST, 12, _host),
+        part(GOLDEN, 36, _golden),
     ]
 
 

@@ -234,10 +234,10 @@ def test_what_fails_in_a_part_is_kept_beside_the_lines_before_it(gpu_modules, tm
 
 def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_modules):
     report, line = gpu_modules("gpu_report"), gpu_modules("gpu_table").Line
-    about = {"gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "abc", "facts": {}}
+    about = {"gpu": "NVIDIA H200", "torch": "2.11.0", "facts": {}}
 
-    def content(**parts: Any) -> dict[str, Any]:
-        return {**about, "parts": parts}
+    def content(commit: str = "abc", **parts: Any) -> dict[str, Any]:
+        return {**about, "commit": commit, "parts": parts}
 
     def measured(*lines: Any) -> dict[str, Any]:
         return {"lines": [asdict(each) for each in lines]}
@@ -246,11 +246,13 @@ def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_module
     attention = measured(line("decode: plain", 3.0, "ms"), line("  shared: as fast", 0.5, "ms", 6.0, 4.0, 1))
     host = measured(line("host", 200.0, "us", 1.33, 1.0, 5))
     failed = {"lines": [], "failure": "out of memory"}
-    merged = report.merged(
-        [content(limits=limits, attention=attention, small=failed), content(attention=failed, small=host, vllm=failed)]
-    )
+    first = content(limits=limits, attention=attention, small=failed)
+    merged = report.merged([first, content("def", attention=failed, small=host, vllm=failed)])
+    # Merged once more, each still says where it was measured.
+    merged = report.merged([merged, content("def")])
+    assert [merged["parts"][name]["commit"] for name in ("limits", "attention", "small")] == ["abc", "abc", "def"]
     assert report.markdown(merged) == [
-        "Measured on NVIDIA H200, 2.11.0, abc. bytes copied 4.3 TB/s.",
+        "Measured on NVIDIA H200, 2.11.0, abc and def. bytes copied 4.3 TB/s.",
         "",
         "| goal | what | measured | of its limit or rival | wanted | met |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -264,8 +266,8 @@ def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_module
     other = {**content(small=host), "gpu": "NVIDIA H100 80GB HBM3"}
     both = report.by_gpu([content(small=failed), other, content(small=host)])
     assert {gpu: each["parts"] for gpu, each in both.items()} == {
-        "NVIDIA H200": {"small": host},
-        "NVIDIA H100 80GB HBM3": {"small": host},
+        "NVIDIA H200": {"small": {"commit": "abc", **host}},
+        "NVIDIA H100 80GB HBM3": {"small": {"commit": "abc", **host}},
     }
 
 
