@@ -3,7 +3,6 @@
 import gc
 import json
 import re
-from array import array
 from functools import partial
 from shutil import copytree
 
@@ -52,9 +51,7 @@ def test_text_and_token_ids_are_the_same_prompt(llm):
     assert llm.generate({"prompt_token_ids": ids}, GREEDY)[0].outputs == mixed[0].outputs
 
 
-@pytest.mark.parametrize(
-    "given", [[3, 4, 5], (3, 4, 5), [3, np.int64(4), 5], np.array([3, 4, 5]), array("q", [3, 4, 5]), torch.arange(3, 6)]
-)
+@pytest.mark.parametrize("given", [[3, 4, 5], (3, 4, 5), [3, np.int64(4), 5]])
 def test_token_ids_come_back_as_pythons_own_numbers_in_a_list_of_their_own(llm, given):
     found = llm.generate({"prompt_token_ids": given}, GREEDY)[0].prompt_token_ids
     assert (found, [type(each) for each in found]) == ([3, 4, 5], [int, int, int])
@@ -162,7 +159,10 @@ def test_a_bar_grows_by_the_prompts_whose_samples_are_all_there(llm):
     llm.generate(["a", "b"], params, use_tqdm=make_bar)
     [bar] = bars
     assert (bar.options["total"], sum(bar.updates), bar.is_closed) == (2, 2, True)
-    assert re.fullmatch(r"est. speed input: [\d.]+ toks/s, output: [\d.]+ toks/s", bar.postfix)
+    rates = re.fullmatch(r"est. speed input: ([\d.]+) toks/s, output: ([\d.]+) toks/s", bar.postfix)
+    assert rates is not None
+    num_prompt_tokens = sum(len(llm.get_tokenizer().encode(text)) for text in "ab")
+    assert float(rates[2]) / float(rates[1]) == pytest.approx((2 + 3 * 6) / num_prompt_tokens, rel=0.01)
     with pytest.raises(InvalidRequestError, match="prompt 0"):
         llm.generate([{"prompt_token_ids": [10**6]}], GREEDY, use_tqdm=make_bar)
     assert bars[-1].is_closed
