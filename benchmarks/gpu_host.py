@@ -17,6 +17,9 @@ from gpu_workloads import EngineSizes
 from headrace.engine.collector import leave_alone_what_is_there
 from headrace.engine.llm import LLM
 
+# So many of the longest are said of a workload's steps.
+_NUM_PHASES = 4
+
 
 def host_lines(sizes: EngineSizes, device: torch.device) -> Iterator[Line]:
     """Of the small model: of a line within a step or a workload the ratio is its share of that."""
@@ -97,26 +100,33 @@ def _workload_lines(name: str, llm: LLM, work: Workload, rounds: int) -> Iterato
     """Of the round that was neither fast nor slow."""
     generate(llm, work)
     measured = [periods(llm, work.with_other_tokens(number + 1)) for number in range(rounds)]
-    wholes = [sum(each.values()) for each in measured]
+    wholes = [sum(each.values()) for each, _ in measured]
     whole = sorted(wholes)[rounds // 2]
     yield Line(name, whole * 1e3, "ms", spread=(max(wholes) - min(wholes)) / whole)
-    for title, seconds in measured[wholes.index(whole)].items():
+    found, longest = measured[wholes.index(whole)]
+    for title, seconds in [*found.items(), *longest.items()]:
         yield Line(f"  {title}", seconds * 1e3, "ms", seconds / whole)
 
 
-def periods(llm: LLM, work: Workload) -> dict[str, float]:
-    """Seconds of a call of `generate`, and what the host waits for the device of them, by what steps are read then."""
+def periods(llm: LLM, work: Workload) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a call of `generate`, and what the host waits for the device of them, by what steps are read then; and
+    of each kind of step the phases that took longest, waiting left aside.
+    """
     begin = perf_counter()
     with watched(llm.engine) as steps:
         generate(llm, work)
     end = perf_counter()
     launches = [call for step in steps for call in step.calls if call.title == LAUNCH]
     first, last = launches[0].begin, launches[-1].end
-    found = {"until the first launch": first - begin}
+    found, longest = {"until the first launch": first - begin}, dict[str, float]()
     for kind, is_decode in (("steps with prompts", False), ("decode steps", True)):
         chosen = [step for step in steps if step.is_decode is is_decode]
         seconds = sum(max(0.0, min(step.end, last) - max(step.begin, first)) for step in chosen)
         waited = sum(step.own(WAITING, until=last) for step in chosen)
         found |= {f"{len(chosen)} {kind}: host": seconds - waited, f"{len(chosen)} {kind}: waiting": waited}
+        own = {title: sum(step.own(title) for step in chosen) for _, _, title in PHASES if title != WAITING}
+        for title in sorted(own, key=own.__getitem__, reverse=True)[:_NUM_PHASES]:
+            longest[f"{kind}, of the host: {title}"] = own[title]
     waited = sum(step.own(WAITING) - step.own(WAITING, until=last) for step in steps)
-    return found | {"after the last launch: host": end - last - waited, "after the last launch: waiting": waited}
+    after = {"after the last launch: host": end - last - waited, "after the last launch: waiting": waited}
+    return found | after, longest

@@ -403,7 +403,7 @@ def test_the_periods_of_a_workload_are_all_of_it(gpu_modules, monkeypatch):
     ticks = count()
     for module in (host, phases):
         monkeypatch.setattr(module, "perf_counter", lambda: float(next(ticks)))
-    periods = host.periods(llm, work)
+    periods, longest = host.periods(llm, work)
     assert list(periods) == [
         "until the first launch",
         *("4 steps with prompts: host", "4 steps with prompts: waiting"),
@@ -413,6 +413,12 @@ def test_the_periods_of_a_workload_are_all_of_it(gpu_modules, monkeypatch):
     assert min(periods.values()) > 0
     # All but a tick between the end of each of the eight steps that launch something and the begin of the next one.
     assert sum(periods.values()) == next(ticks) - 1 - 7
+    for kind, number in (("steps with prompts", 4), ("decode steps", 5)):
+        seconds = [value for title, value in longest.items() if title.startswith(f"{kind}, of the host: ")]
+        assert len(seconds) == 4
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[-1] > 0
+        assert sum(seconds) < periods[f"{number} {kind}: host"]
 
 
 def test_a_profiler_that_sees_nothing_says_what_it_needs(gpu_modules):
