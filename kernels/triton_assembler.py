@@ -35,7 +35,7 @@ def why_hopper_is_assembled_wrongly() -> str | None:
 
     Whoever has named an assembler is taken at their word.
     """
-    use_newer_assembler(cuda_of_driver())
+    use_newer_assembler(cuda_of_driver()[0])
     knobs: Any = getattr(triton, "knobs", None)
     if knobs is None or _CHOSEN_BY_USER in os.environ or (version := _version(knobs.nvidia.ptxas)) >= _FIRST_RIGHT:
         return None
@@ -47,14 +47,14 @@ def why_hopper_is_assembled_wrongly() -> str | None:
     )
 
 
-def cuda_of_driver() -> int:
-    """The major version of the newest CUDA that the driver knows; 0 without one. No GPU is touched."""
+def cuda_of_driver() -> tuple[int, int]:
+    """The version of the newest CUDA that the driver knows; (0, 0) without one. No GPU is touched."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except OSError:
-        return 0
-    return version.value // 1000
+        return 0, 0
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def _version(tool: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .triton_assembler import cuda_of_driver, use_newer_assembler
 
 # Before any kernel is compiled: every wrapper asks here.
-use_newer_assembler(cuda_of_driver())
+use_newer_assembler(cuda_of_driver()[0])
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -15,6 +15,10 @@ import triton
 import triton.language as tl
 
 from .device import begins_early
+from .triton_assembler import cuda_of_driver
+
+# The first whose graphs know of such launches.
+_FIRST_CUDA = (12, 3)
 
 
 def early_launch(device: torch.device) -> dict[str, bool]:
@@ -22,7 +26,14 @@ def early_launch(device: torch.device) -> dict[str, bool]:
 
     A kernel that does not call it must not be launched so: it would read what is not written yet.
     """
-    return {"IS_EARLY": True, "launch_pdl": True} if begins_early(device) and _triton_can() else {"IS_EARLY": False}
+    # Without a GPU kernels are compiled, and nobody launches them.
+    can = begins_early(device) and _triton_can() and (device.type != "cuda" or _driver_can())
+    return {"IS_EARLY": True, "launch_pdl": True} if can else {"IS_EARLY": False}
+
+
+@cache
+def _driver_can() -> bool:
+    return cuda_of_driver() >= _FIRST_CUDA
 
 
 @cache

@@ -69,7 +69,7 @@ def test_gpus_with_less_shared_memory(tmp_path):
     """Every head size, dtype and card is compiled by hand: see `compile_kernels.py`."""
     compiled = compile_side_by_side(tmp_path, "--cards A100,L4,RTX5090 tightest")
     assert {each["card"] for each in compiled} == {"A100", "L4", "RTX5090"}
-    assert {each["card"] for each in compiled if "launch_pdl" in each} == {"RTX5090"}
+    assert not [each["card"] for each in compiled if "launch_pdl" in each]
     assert_fits(compiled)
     # What shapes are chosen by is no less than what they take.
     attending = [each for each in compiled if each["kernel"] == "attend_kernel"]

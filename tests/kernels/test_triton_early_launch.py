@@ -16,23 +16,26 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def of_capability(monkeypatch):
-    """Has a GPU be of a capability, and Triton be there to compile for it."""
+    """Has a GPU be of a capability, with a driver for it, and Triton be there to compile."""
 
-    def be(capability):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        for cached in (devices.begins_early, module._triton_can):
+    def forget():
+        for cached in (devices.begins_early, module._triton_can, module._driver_can):
             cached.cache_clear()
+
+    def be(capability, cuda=(13, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(module, "cuda_of_driver", lambda: cuda)
+        forget()
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     yield be
-    for cached in (devices.begins_early, module._triton_can):
-        cached.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize(
-    ("capability", "is_early"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
+    ("capability", "is_early"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), False)]
 )
-def test_from_hopper_on(capability, is_early, of_capability):
+def test_on_hopper_where_it_was_measured(capability, is_early, of_capability):
     of_capability(capability)
     assert early_launch(CUDA) == ({"IS_EARLY": True, "launch_pdl": True} if is_early else {"IS_EARLY": False})
 
@@ -52,3 +55,9 @@ def test_never_with_a_triton_that_cannot(missing, of_capability, monkeypatch):
     else:
         monkeypatch.setattr(module, "fields", lambda options: [])
     assert early_launch(CUDA) == {"IS_EARLY": False}
+
+
+@pytest.mark.parametrize(("cuda", "is_early"), [((12, 2), False), ((12, 3), True), ((13, 0), True)])
+def test_never_with_a_driver_whose_graphs_know_of_no_such_launches(cuda, is_early, of_capability):
+    of_capability((9, 0), cuda)
+    assert early_launch(CUDA)["IS_EARLY"] is is_early
