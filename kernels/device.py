@@ -74,7 +74,6 @@ def _is_assembled_rightly(device: torch.device) -> bool:
     return True
 
 
-@cache
 def begins_early(device: torch.device) -> bool:
     """Whether a kernel's programs may begin on a GPU while the kernel before it still runs, as was seen to pay."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _INTERPRETED_CAPABILITY

@@ -21,22 +21,18 @@ from .triton_assembler import cuda_of_driver
 _FIRST_CUDA = (12, 3)
 
 
+@cache
 def early_launch(device: torch.device) -> dict[str, bool]:
     """What a kernel that calls `wait_for_inputs(IS_EARLY)` is launched with, beside its own arguments.
 
     A kernel that does not call it must not be launched so: it would read what is not written yet.
     """
     # Without a GPU kernels are compiled, and nobody launches them.
-    can = begins_early(device) and _triton_can() and (device.type != "cuda" or _driver_can())
-    return {"IS_EARLY": True, "launch_pdl": True} if can else {"IS_EARLY": False}
+    driver_can = device.type != "cuda" or cuda_of_driver() >= _FIRST_CUDA
+    is_early = begins_early(device) and driver_can and _triton_can()
+    return {"IS_EARLY": True, "launch_pdl": True} if is_early else {"IS_EARLY": False}
 
 
-@cache
-def _driver_can() -> bool:
-    return cuda_of_driver() >= _FIRST_CUDA
-
-
-@cache
 def _triton_can() -> bool:
     if os.environ.get("TRITON_INTERPRET") == "1":
         # Its interpreter has every kernel wait for the one before it.

@@ -48,6 +48,7 @@ from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
 from headrace.kernels.sampling import triton as sampling
+from headrace.kernels.triton_early_launch import early_launch
 
 
 @dataclass(frozen=True)
@@ -456,7 +457,7 @@ def main() -> None:
         vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
         vars(device)["_INTERPRETED_PROCESSORS"] = card.processors
         vars(device)["_INTERPRETED_CAPABILITY"] = divmod(card.capability, 10)
-        device.begins_early.cache_clear()
+        early_launch.cache_clear()
         device.shared_bytes.cache_clear()
         device.num_processors.cache_clear()
         JITFunction.run = partialmethod(compile_instead, card, arguments.report)

@@ -7,7 +7,6 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 
 from triton import language
 
-from headrace.kernels import device as devices
 from headrace.kernels import triton_early_launch as module
 from headrace.kernels.triton_early_launch import early_launch
 
@@ -18,18 +17,14 @@ CUDA = torch.device("cuda")
 def of_capability(monkeypatch):
     """Has a GPU be of a capability, with a driver for it, and Triton be there to compile."""
 
-    def forget():
-        for cached in (devices.begins_early, module._triton_can, module._driver_can):
-            cached.cache_clear()
-
     def be(capability, cuda=(13, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(module, "cuda_of_driver", lambda: cuda)
-        forget()
+        early_launch.cache_clear()
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     yield be
-    forget()
+    early_launch.cache_clear()
 
 
 @pytest.mark.parametrize(
