@@ -73,7 +73,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(gpu_modules,
     assert [len(result["parts"][part]["lines"]) for part in ("sharing", "tiles", "mixed")] == [2, 8, 8]
     # Of three kinds of steps, their phases and four lines more; of two workloads, eight; and one that compares.
     host = [line["name"] for line in result["parts"]["host"]["lines"]]
-    assert len(host) == 3 * (len(gpu_modules("gpu_phases").PHASES) + 4) + 2 * 8 + 1
+    assert len(host) == 3 * (len(gpu_modules("gpu_phases").PHASES) + 4) + 2 * (8 + 2 * 4) + 1
     for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
         assert any(said in line["name"] for line in result["parts"][part]["lines"])
     assert "golden: sinks\n" in done.stdout
