@@ -71,8 +71,8 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(gpu_modules,
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
     assert [len(result["parts"][part]["lines"]) for part in ("sharing", "tiles", "mixed")] == [2, 8, 8]
-    # Of three kinds of steps, their phases and four lines more; of two workloads eight, and four phases of both kinds of
-    # their steps; and one that compares.
+    # Of three kinds of steps, their phases and four lines more; of two workloads eight, and four phases of each of the
+    # two kinds of steps; and one that compares.
     host = [line["name"] for line in result["parts"]["host"]["lines"]]
     assert len(host) == 3 * (len(gpu_modules("gpu_phases").PHASES) + 4) + 2 * (8 + 2 * 4) + 1
     for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
