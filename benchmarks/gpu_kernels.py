@@ -242,7 +242,7 @@ def _shared_lines(sizes: Sizes, limits: Limits, prefix: int, goal: float) -> Ite
     yield Line("  shared: fraction of the roofline", value, "ms", floor / shared.median, 0.75, 1, floor * 1e3)
     for launch, call in case.runners_alone(sizes, always).items():
         alone = timed(call, sizes)
-        title = f"  {_LAUNCH_TITLES[launch]} alone: of all together"
+        title = f"  {_LAUNCH_TITLES[launch]} alone: of the three together"
         yield Line(title, alone.median * 1e3, "ms", alone.median / shared.median, spread=alone.spread)
     of_engine = timed(case.engine_runner(sizes)[0], sizes)
     name = "  as the engine's graphs run it: of that speed"

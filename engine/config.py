@@ -52,7 +52,7 @@ class EngineConfig:
     host; by default beside a GPU.
     On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; 256 at most) are
     padded to the next of them and computed with CUDA graphs, unless `enforce_eager`. By default up to `max_num_seqs`,
-    and for a small model as far beyond, up to 2,048, as a step takes the host longer than the GPU.
+    and for a small model as far beyond, up to 8,192, as a step takes the host about as long as the GPU.
     `enable_lora`: requests may name a LoRA adapter, of a rank up to `max_lora_rank`, that is loaded when the first one
     does; those of `lora_modules` are loaded with the model, and memory is set aside for CUDA graphs of steps with
     adapters beside those without. `max_loras`: how many are held at a time; a GPU's memory for all of them is taken

@@ -1,8 +1,8 @@
 """Launches that begin while the kernel before them still runs: programmatic dependent launch, which came with Hopper.
 
-What a kernel of a decode step computes takes a few microseconds, and its beginning and end take about as long again. So
-its programs begin as soon as there is room for them, and wait for what the kernel before them writes where they first
-need it, `wait_for_inputs`.
+What a kernel of a decode step computes takes a few microseconds, of which its beginning and end are a part. So its
+programs begin as soon as there is room for them, and wait, before they touch any memory, until the kernels before it
+are done: `wait_for_inputs`.
 """
 
 import os

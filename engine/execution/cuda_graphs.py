@@ -1,9 +1,9 @@
-"""Small steps as CUDA graphs: what the forward pass launches, captured once, and launched whole for each step.
+"""Short steps as CUDA graphs: what the forward pass launches, captured once, and launched whole for each step.
 
 A graph launches the same kernels on the same addresses each time. So a step's tokens are copied to where it reads
 them, and padded to its size with tokens that nothing is kept of and that no attention is computed for; and attention
 does whatever the work list in device memory says, so that one graph serves any mix of decodes, shared prefixes and
-short prefills. Steps of more tokens than the largest size are computed eagerly, and of a model with recurrent states
+prefills. Steps of more tokens than the largest size are computed eagerly, and of a model with recurrent states
 those in which somebody has more than one token.
 
 Graphs are captured when they are first wanted, but for the largest. A job uses few of them, each takes the device's

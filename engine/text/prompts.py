@@ -168,8 +168,8 @@ def _token_ids(given: Any) -> TokenIds:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {given!r}", "prompt_token_ids")
     if isinstance(given, list | tuple):
-        # Mostly: looked through once for 32 bits each, and a sum of Python's own numbers alone is one too. What is
-        # wrong with others is said below.
+        # Mostly: one look makes numbers of 32 bits of them, and their sum is Python's own only where all of them are.
+        # What is wrong with others is said below.
         with suppress(TypeError, OverflowError):
             packed = array("i", given)
             if type(sum(given)) is int:

@@ -308,7 +308,8 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         tie_word_embeddings=False,
     ),
-    "apertus": lambda sizes: ApertusConfig(**sizes, rope_parameters=LLAMA3_ROPE),
+    # Of the others' size one of its answers says ten tokens over and over.
+    "apertus": lambda sizes: ApertusConfig(**{**sizes, "intermediate_size": 117}, rope_parameters=LLAMA3_ROPE),
     "arcee": lambda sizes: ArceeConfig(**sizes, **_TOKENS, mlp_bias=True),
     "ministral": lambda sizes: MinistralConfig(
         **sizes,

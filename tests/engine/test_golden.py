@@ -114,7 +114,7 @@ def test_prompts_together_in_chunks_preempted_and_from_the_cache(checkpoint, nam
         requests = [Request(f"{turn}{nth}", each, greedy_params(40)) for nth, each in enumerate(prompts)]
         events = run_all(engine, requests)
         answers = [token_ids(events[request.request_id]) for request in requests]
-        assert all(len(set(answer)) >= 10 for answer in answers)
+        assert all(len(set(answer)) > 10 for answer in answers)
         assert all(is_greedy(made.model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True))
     assert engine.stats.num_preemptions > 0
     assert None not in windows(made) or events["again2"][-1].num_cached_tokens > 0

@@ -42,7 +42,6 @@ def test_chat_is_transformers_template_and_generate(llm, chat_folder, chat_model
     check_chat(llm, AutoTokenizer.from_pretrained(chat_folder), chat_model)
 
 
-@pytest.mark.skipif(not (TICKETS_MODEL / "model.safetensors").is_file(), reason="the example model is not there")
 def test_chat_with_the_example_model():
     llm = LLM(TICKETS_MODEL, dtype="float32", num_gpu_blocks_override=128)
     model = AutoModelForCausalLM.from_pretrained(TICKETS_MODEL, dtype=torch.float32).eval()
