@@ -22,7 +22,7 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
-from headrace.storage.spool import write_shard
+from headrace.storage.rows.spool import write_shard
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 SYSTEM = ROOT / "examples" / "tickets" / "system.txt"

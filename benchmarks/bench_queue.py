@@ -42,8 +42,8 @@ from headrace.jobs.client.client import Client, Job
 from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.worker import WorkerOptions, serve
+from headrace.storage.ledger.records import JobState
 from headrace.storage.readers import open_input
-from headrace.storage.records import JobState
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 ENGINE = EngineConfig(max_num_seqs=1024, max_num_batched_tokens=65536)

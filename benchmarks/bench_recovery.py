@@ -24,7 +24,7 @@ from report import ROOT, print_result, spread
 from headrace.jobs.client.client import Client, Job
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.presence import WorkerId
-from headrace.storage.records import AttemptRecord, JobState
+from headrace.storage.ledger.records import AttemptRecord, JobState
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 # Rows finish in waves, so that some are committed while others are in the engine.

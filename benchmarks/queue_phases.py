@@ -20,12 +20,12 @@ from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.shards.weights import ModelWeights
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.ledger import Ledger
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.parts import part_file_name, part_summary
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewShard
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.parts import part_file_name, part_summary
 from headrace.storage.readers import InputSource
-from headrace.storage.records import NewJob, NewShard
-from headrace.storage.spool import read_shard
+from headrace.storage.rows.spool import read_shard
 
 JOB, QUEUE = "job", "queue"
 

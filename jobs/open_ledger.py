@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..storage.ledger import Ledger
+from ..storage.ledger.ledger import Ledger
 from .settings import Settings, SettingsError
 
 

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headrace.storage.ledger import Ledger
+from headrace.storage.ledger.ledger import Ledger
 
 
 def new_ledger(file: Path) -> Ledger:

@@ -29,7 +29,7 @@ from ...storage.errors import (
     SpoolDamaged,
     StoreUnavailable,
 )
-from ...storage.quotas import QuotaExceeded
+from ...storage.ledger.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
 from ..spec.problems import problem

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 from pydantic_core import PydanticCustomError
 
 from ...engine.structured.structured_outputs import MAX_GRAMMAR_BYTES
-from ...storage.records import NewWebhook
-from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ...storage.ledger.records import NewWebhook
+from ...storage.output.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside.addresses import AddressRefused, check_prefix
 from ..outside.webhooks import parse_webhook

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...storage.errors import LedgerError
-from ...storage.overview import Overview, Totals, Waiting
+from ...storage.ledger.overview import Overview, Totals, Waiting
 from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..workers.presence import Worker, WorkerPresence

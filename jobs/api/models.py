@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.sampling.defaults import SamplingDefaults
 from ...storage.errors import Argument
-from ...storage.records import JobRecord
+from ...storage.ledger.records import JobRecord
 from ..broker.celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
-from ...storage.records import JobState
+from ...storage.ledger.records import JobState
 from .admission.admission import JobQuota
 from .admission.caller import tenant_of
 from .errors import ApiError, ErrorBody

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
-from ...storage.records import JobRecord, JobState, Progress, WebhookState
-from ...storage.standing import Standing
+from ...storage.ledger.records import JobRecord, JobState, Progress, WebhookState
+from ...storage.ledger.standing import Standing
 from ..spec.precision import Precision
 
 _EXAMPLE: dict[str, JsonValue] = {

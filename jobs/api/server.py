@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from ...storage.errors import Argument
-from ...storage.ledger import Ledger
+from ...storage.ledger.ledger import Ledger
 from ..batches.keeper import BatchKeeper
 from ..broker.redis_access import check_access
 from ..client.client import Client

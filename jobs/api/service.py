@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Self
 from redis.exceptions import RedisError
 
 from ...engine.errors import EngineError
-from ...storage.batch_jobs import JOB_KEY_START
 from ...storage.errors import (
     InputError,
     JobEnded,
@@ -27,12 +26,13 @@ from ...storage.errors import (
     UnknownFile,
     UnknownJob,
 )
-from ...storage.file_records import FileRecord
-from ...storage.output_dir import OutputMode
-from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.ledger.batch_jobs import JOB_KEY_START
+from ...storage.ledger.file_records import FileRecord
+from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState
+from ...storage.ledger.standing import Standing
+from ...storage.output.manifest import OutputMode
 from ...storage.readers import InputSource, open_input
-from ...storage.records import DEFAULT_TENANT, JobRecord, JobState
-from ...storage.standing import Standing
 from ..batches.files import FileStore
 from ..client.client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError

@@ -2,7 +2,7 @@
 
 from starlette.requests import HTTPConnection
 
-from ...storage.ledger import Ledger
+from ...storage.ledger.ledger import Ledger
 from ..client.client import Client
 from ..settings import Settings
 from .live_answers import LiveAnswers

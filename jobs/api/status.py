@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
-from ...storage.overview import Waiting
+from ...storage.ledger.overview import Waiting
 from ..client.client import Client
 from ..spec.precision import Precision
 from ..workers.presence import Worker

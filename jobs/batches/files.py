@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from ...storage.errors import StorageError
-from ...storage.file_records import FileRecord, FileRecords, NewFile
 from ...storage.files import sync_folder
-from ...storage.ledger import Ledger
+from ...storage.ledger.file_records import FileRecord, FileRecords, NewFile
+from ...storage.ledger.ledger import Ledger
 from ..errors import JobError
 from ..settings import Settings
 

@@ -16,11 +16,11 @@ from typing import Self
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ...storage.batch_jobs import batch_job_key
-from ...storage.batch_records import BatchRecord, BatchState, BatchTotals, DueBatch
 from ...storage.errors import JobEnded, StorageError, UnknownJob
-from ...storage.quotas import QuotaExceeded
-from ...storage.records import JobRecord, JobState
+from ...storage.ledger.batch_jobs import batch_job_key
+from ...storage.ledger.batch_records import BatchRecord, BatchState, BatchTotals, DueBatch
+from ...storage.ledger.quotas import QuotaExceeded
+from ...storage.ledger.records import JobRecord, JobState
 from ..api.models import ServedModels
 from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError

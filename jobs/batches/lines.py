@@ -7,9 +7,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...storage.external_sort import ExternalSorter
 from ...storage.readers import readable
 from ...storage.readers.json_lines import MAX_LINE_BYTES, BadRow, numbered_lines, parse_object
+from ...storage.rows.external_sort import ExternalSorter
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

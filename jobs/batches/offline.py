@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.paths import absolute_path
-from ...storage.batch_records import BatchRecord, BatchState, NewBatch
 from ...storage.errors import UnknownFile, UnknownJob
-from ...storage.external_sort import ExternalSorter
-from ...storage.file_records import NewFile
 from ...storage.files import write_lines
+from ...storage.ledger.batch_records import BatchRecord, BatchState, NewBatch
+from ...storage.ledger.file_records import NewFile
+from ...storage.ledger.records import DEFAULT_TENANT
 from ...storage.readers import readable
 from ...storage.readers.json_lines import BadRow, parse_object
 from ...storage.readers.location import Location
-from ...storage.records import DEFAULT_TENANT
+from ...storage.rows.external_sort import ExternalSorter
 from ..api.models import ServedModel, ServedModels
 from ..client.client import Client
 from .files import FileStore, new_file_id

@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
-from ...storage.columns import plain_rows
 from ...storage.errors import PartMissing, StorageError
-from ...storage.file_records import NewFile
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_folder import OutputFolder
-from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
-from ...storage.spool import read_shard
+from ...storage.ledger.batch_records import BatchRecord, BatchState, BatchTotals
+from ...storage.ledger.file_records import NewFile
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, JobState, PartRecord, ShardRecord
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.rows.columns import plain_rows
+from ...storage.rows.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
 from ..api.openai.response_bodies import response
 from ..calls.events import merged_calls

@@ -9,12 +9,12 @@ from functools import partial
 
 from ...engine.errors import EngineError, ModelError
 from ...engine.sampling_params import derived_seed
-from ...storage.batch_jobs import batch_job_key
-from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
-from ...storage.output_dir import OutputMode
-from ...storage.quotas import Quota, QuotaExceeded
-from ...storage.records import JobRecord
+from ...storage.ledger.batch_jobs import batch_job_key
+from ...storage.ledger.batch_records import BatchRecord
+from ...storage.ledger.quotas import Quota, QuotaExceeded
+from ...storage.ledger.records import JobRecord
+from ...storage.output.manifest import OutputMode
 from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
 from ..api.wording import with_fields

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...storage.batch_jobs import is_unwritten
 from ...storage.errors import LedgerError, StorageError, UnknownJob
+from ...storage.ledger.batch_jobs import is_unwritten
 from ..client.client import Client, Job
 from ..errors import SpecError
 from ..spec.durations import parse_duration

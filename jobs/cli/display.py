@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from ...storage.overview import Ahead
-from ...storage.records import JobState, Progress
+from ...storage.ledger.overview import Ahead
+from ...storage.ledger.records import JobState, Progress
 from .cost import cost
 
 _PLAIN_LINE_SECONDS = 5.0

@@ -7,7 +7,7 @@ import typer
 
 from ...storage.database import Database
 from ...storage.errors import LedgerError
-from ...storage.overview import Overview, Pace
+from ...storage.ledger.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
 from ..settings import Settings
 from ..spec.schemas import JobSpec

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from ...storage.errors import LedgerUnavailable
-from ...storage.overview import Ahead, Overview
-from ...storage.records import JobState, Progress
+from ...storage.ledger.overview import Ahead, Overview
+from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client, Job
 from ..results.stored_results import first_error
 from .display import Pace, RunDisplay, counted, summary

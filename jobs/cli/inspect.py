@@ -12,9 +12,9 @@ import pyarrow as pa
 import typer
 
 from ...storage.files import write_lines
-from ...storage.ledger import Ledger
-from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
-from ...storage.sinks import SinkSpec
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, Progress
+from ...storage.output.sinks import SinkSpec
 from ..open_ledger import open_ledger
 from ..results.json_lines import json_rows, openai_lines
 from ..results.row_index import RowIndex

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import UnknownJob
-from ...storage.output_address import is_same_folder, open_folder
-from ...storage.output_dir import read_report
+from ...storage.output.address import is_same_folder, open_folder
+from ...storage.output.manifest import read_report
 from ..errors import SpecError
 from ..open_ledger import open_ledger
 from ..settings import Settings

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ...storage.ledger import Ledger
-from ...storage.records import JobRecord
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord
 
 
 def json_job(ledger: Ledger, job: JobRecord) -> dict[str, Any]:

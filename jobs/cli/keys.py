@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...storage.api_keys import ApiKeyRecord
-from ...storage.records import DEFAULT_TENANT
+from ...storage.ledger.api_keys import ApiKeyRecord
+from ...storage.ledger.records import DEFAULT_TENANT
 from ..open_ledger import open_ledger
 from ..settings import Settings
 from .tables import print_table, time_text

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ...storage.overview import Waiting
+from ...storage.ledger.overview import Waiting
 from ..client.client import Client
 from ..workers.presence import WorkerPresence
 from .display import duration

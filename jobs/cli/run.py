@@ -8,9 +8,9 @@ import typer
 
 from ...engine.config import EngineConfig
 from ...storage.errors import ManifestDamaged, UnknownJob
-from ...storage.output_address import open_folder
-from ...storage.output_dir import OutputMode, read_manifest
-from ...storage.records import Progress
+from ...storage.ledger.records import Progress
+from ...storage.output.address import open_folder
+from ...storage.output.manifest import OutputMode, read_manifest
 from ..client.client import Client, Job
 from ..spec.schemas import JobSpec
 from .advice import sampling_advice

@@ -13,8 +13,8 @@ import typer
 from ...engine.checkpoints.hub import model_name
 from ...engine.config import EngineConfig
 from ...engine.paths import absolute_path
-from ...storage.batch_records import BatchRecord, BatchState
 from ...storage.errors import Argument, StorageError
+from ...storage.ledger.batch_records import BatchRecord, BatchState
 from ...storage.readers.location import Location
 from ..client.client import Client, Job
 from ..errors import SpecError

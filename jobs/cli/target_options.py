@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ...storage.output_dir import OutputMode
-from ...storage.records import NewWebhook
-from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ...storage.ledger.records import NewWebhook
+from ...storage.output.manifest import OutputMode
+from ...storage.output.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside.webhooks import optional_webhook
 from ..planning.producer import Terms

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...storage.tenants import TenantRecord
+from ...storage.ledger.tenants import TenantRecord
 from ..errors import SpecError
 from ..open_ledger import open_ledger
 from ..settings import Settings

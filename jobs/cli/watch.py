@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ...storage.errors import LedgerUnavailable, UnknownJob
-from ...storage.records import JobState, Progress
+from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client
 from .display import behind, can_redraw, duration
 from .follow import exit_status, follow, opening

@@ -13,13 +13,13 @@ from typing import Any
 from ...engine.checkpoints.hub import model_name
 from ...engine.errors import shown
 from ...engine.lora_request import LoRARequest
-from ...storage.columns import as_text
 from ...storage.errors import Argument, InputError, StorageError
 from ...storage.files import write_lines
-from ...storage.output_address import open_folder
-from ...storage.output_dir import OutputMode
+from ...storage.output.address import open_folder
+from ...storage.output.manifest import OutputMode
+from ...storage.output.sinks import DEFAULT_TABLE, SinkSpec
 from ...storage.readers import InputSource, open_input
-from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ...storage.rows.columns import as_text
 from ..broker.celery_app import shard_queue
 from ..errors import SpecError
 from ..live.asking import Generated, LiveStreams, Messages, live_spec, new_request, request_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ...storage.errors import LedgerUnavailable
-from ...storage.records import JobRecord, JobState, Progress
+from ...storage.ledger.records import JobRecord, JobState, Progress
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError
 from ..results.stored_results import read_results

@@ -4,13 +4,13 @@ import logging
 from pathlib import Path
 
 from ...storage.errors import JobEnded, StorageError
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_dir import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
-from ...storage.output_folder import OutputFolder
-from ...storage.parts import parts_of
-from ...storage.records import JobRecord, JobState, NewShard, shard_id_of
-from ...storage.spool import discard_spool
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, JobState, NewShard, shard_id_of
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.output.manifest import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
+from ...storage.output.parts import parts_of
+from ...storage.rows.spool import discard_spool
 from ..errors import NotRetriable
 from ..shards.finishing import finish_job, publish_committed
 from ..shards.retriable import retriable_shards

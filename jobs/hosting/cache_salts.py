@@ -1,6 +1,6 @@
 """Which requests find each other's prompts in the prefix cache."""
 
-from ...storage.records import DEFAULT_TENANT
+from ...storage.ledger.records import DEFAULT_TENANT
 
 
 def cache_salt(tenant: str) -> str | None:

@@ -19,7 +19,7 @@ from celery import Celery
 from pydantic import BaseModel, ConfigDict, Field
 from redis.exceptions import RedisError
 
-from ...storage.records import DEFAULT_TENANT
+from ...storage.ledger.records import DEFAULT_TENANT
 from ..broker.celery_app import ring_for_requests
 from ..broker.redis_access import server_time, text_client
 from ..errors import JobError

@@ -17,9 +17,9 @@ import httpx2
 
 from ...engine.errors import shown
 from ...storage.errors import Argument
-from ...storage.ledger import Ledger
-from ...storage.records import NewWebhook
-from ...storage.webhooks import Delivery, Webhooks
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import NewWebhook
+from ...storage.ledger.webhooks import Delivery, Webhooks
 from ..errors import SpecError
 from ..settings import Settings
 from .addresses import AddressRefused, check_web_url, expect_public_host, outside_client

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import num_expanded
-from ...storage.columns import custom_id_of, own_custom_id
-from ...storage.external_sort import Item
 from ...storage.readers import InputRow, is_unicode
-from ...storage.spool import PlannedRow
+from ...storage.rows.columns import custom_id_of, own_custom_id
+from ...storage.rows.external_sort import Item
+from ...storage.rows.spool import PlannedRow
 from ..errors import RowError
 from ..shards.row_sampling import RowSampling
 from ..spec.row_images import NamedFile

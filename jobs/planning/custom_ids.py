@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ...storage.errors import InputError
-from ...storage.external_sort import ExternalSorter, Item
-from ...storage.spool import PlannedRow
+from ...storage.rows.external_sort import ExternalSorter, Item
+from ...storage.rows.spool import PlannedRow
 from .batch_planner import PlannedBatch, planned_row, row_number
 
 # More than this is no slip: the column does not name rows.

@@ -11,7 +11,7 @@ from ...engine.config import DEFAULT_KV_CACHE_BYTES
 from ...engine.sharding.stages import stage_shares
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
-from ...storage.spool import PlannedRow
+from ...storage.rows.spool import PlannedRow
 from ..broker.celery_app import shard_queue
 from ..spec.schemas import JobSpec
 from .planner import make_planner

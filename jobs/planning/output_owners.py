@@ -9,13 +9,13 @@ from typing import Any
 from celery import Celery
 
 from ...storage.errors import JobEnded, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
-from ...storage.held_file import held_lock
-from ...storage.ledger import Ledger
-from ...storage.output_address import is_same_folder, open_folder
-from ...storage.output_dir import Manifest, OutputMode, read_report
-from ...storage.output_folder import OutputFolder
-from ...storage.records import JobRecord, JobState, ShardState
-from ...storage.spool import discard_spool, lock_of
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, JobState, ShardState
+from ...storage.output.address import is_same_folder, open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.output.held_file import held_lock
+from ...storage.output.manifest import Manifest, OutputMode, read_report
+from ...storage.rows.spool import discard_spool, lock_of
 from ..broker.celery_app import ring_for_shards
 from ..errors import JobMismatchError
 from ..shards.finishing import remove_strays

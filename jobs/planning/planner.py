@@ -20,13 +20,13 @@ from ...engine.collector import leave_alone_what_is_there
 from ...engine.errors import InvalidRequestError
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.columns import REASONING_NAMES, SchemaUnifier
 from ...storage.errors import Argument, InputError, StorageError
-from ...storage.external_sort import ExternalSorter
-from ...storage.planned_rows import planned_rows
+from ...storage.ledger.planned_rows import planned_rows
+from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow, InputSource
-from ...storage.records import NewShard
-from ...storage.spool import PlannedRow
+from ...storage.rows.columns import REASONING_NAMES, SchemaUnifier
+from ...storage.rows.external_sort import ExternalSorter
+from ...storage.rows.spool import PlannedRow
 from ..calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
 from ..errors import SpecError
 from ..shards.row_calls import has_calls

@@ -9,14 +9,14 @@ from celery import Celery
 
 from ...engine.errors import shown
 from ...storage.errors import Argument, InputError, LedgerError, SinkError
-from ...storage.ledger import Ledger
-from ...storage.output_dir import Manifest, OutputMode, prepare_output_dir, remove_output_dir, write_manifest
-from ...storage.output_folder import OutputFolder
-from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
+from ...storage.output.folder import OutputFolder
+from ...storage.output.manifest import Manifest, OutputMode, prepare_output_dir, remove_output_dir, write_manifest
+from ...storage.output.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.readers import InputSource, is_unicode
-from ...storage.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
-from ...storage.sinks import SinkSpec, SqlSink, check_reachable
-from ...storage.spool import carried_fields
+from ...storage.rows.spool import carried_fields
 from ..broker.celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.part_schema import part_schema

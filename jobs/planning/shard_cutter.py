@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...storage.external_sort import Item
+from ...storage.rows.external_sort import Item
 
 TOKEN_BYTES = array("i").itemsize
 # A worker has several shards in memory, each more than once: as a table, as requests and as a part. What is counted

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ...storage.external_sort import Item
+from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow
-from ...storage.records import NewShard
-from ...storage.spool import write_shard
+from ...storage.rows.external_sort import Item
+from ...storage.rows.spool import write_shard
 from .batch_planner import BatchPlanner, PlannedBatch
 from .custom_ids import Repeats
 

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.ledger import Ledger
-from ...storage.part_groups import PartGroups
-from ...storage.records import JobRecord
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord
+from ...storage.output.part_groups import PartGroups
 from ..shards.part_schema import part_schema
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...storage.columns import json_value, plain_rows
-from ...storage.records import JobRecord
+from ...storage.ledger.records import JobRecord
+from ...storage.rows.columns import json_value, plain_rows
 from ..shards.deadline import EXPIRED
 from ..shards.faults import is_servers
 from ..spec.lora import asked_model

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.ledger import Ledger
-from ...storage.parts import shard_number_of
-from ...storage.planned_rows import read_planned_shards, retries
-from ...storage.records import JobRecord
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.planned_rows import read_planned_shards, retries
+from ...storage.ledger.records import JobRecord
+from ...storage.output.parts import shard_number_of
 
 
 @dataclass

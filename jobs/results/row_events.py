@@ -13,11 +13,11 @@ from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerUnavailable, PartDamaged, PartMissing, StoreUnavailable, UnknownJob
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.part_groups import PartGroups
-from ...storage.records import JobRecord, PartRecord
-from ...storage.ttl_cache import TtlCache
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, PartRecord
+from ...storage.ledger.ttl_cache import TtlCache
+from ...storage.output.address import open_folder
+from ...storage.output.part_groups import PartGroups
 from ..streams.events import StreamError, StreamEvent, StreamUsage
 from ..streams.keys import row_stream_id
 from ..streams.reader import StreamTimeout, follow

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...storage.errors import PartMissing
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_folder import OutputFolder
-from ...storage.records import JobRecord, JobState
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, JobState
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
 from .planned_shards import PlannedShards
 
 Result = TypeVar("Result")

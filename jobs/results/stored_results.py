@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.external_sort import ExternalSorter
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.part_groups import PartGroups
-from ...storage.records import JobRecord, PartRecord
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, PartRecord
+from ...storage.output.address import open_folder
+from ...storage.output.part_groups import PartGroups
+from ...storage.rows.external_sort import ExternalSorter
 
 _SORT_MEMORY_BYTES = 256 * 1024**2
 _BATCH_ROWS = 2048

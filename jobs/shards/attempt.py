@@ -15,12 +15,12 @@ import pyarrow as pa
 from ...engine.errors import ModelError
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.errors import LeaseLost, SpoolDamaged, StorageError, UnknownJob
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.parts import recover_shard
-from ...storage.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
-from ...storage.sinks import SinkSpec
-from ...storage.spool import read_shard
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
+from ...storage.output.address import open_folder
+from ...storage.output.parts import recover_shard
+from ...storage.output.sinks import SinkSpec
+from ...storage.rows.spool import read_shard
 from ..errors import Stopped
 from ..hosting.cache_salts import cache_salt
 from ..hosting.engine_host import EngineHost

@@ -16,7 +16,7 @@ from typing import Self
 from redis.exceptions import RedisError
 
 from ...engine.request import Request
-from ...storage.records import Claim
+from ...storage.ledger.records import Claim
 from ..hosting.engine_host import EngineHost
 from ..streams.connections import connect
 from ..streams.keys import row_stream_id, stream_key, tokens_key

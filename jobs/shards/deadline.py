@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
-from ...storage.records import Claim
+from ...storage.ledger.records import Claim
 
 EXPIRED = "expired: "
 NOT_BEGUN = f"{EXPIRED}no worker had begun this row by the job's deadline"

@@ -6,7 +6,7 @@ from itertools import takewhile
 from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerError, StorageError
-from ...storage.records import AttemptOutcome, AttemptRecord, PartRecord
+from ...storage.ledger.records import AttemptOutcome, AttemptRecord, PartRecord
 
 # What the errors of rows begin with that are not to blame for them.
 ENGINE_FAILED = "engine failed: "

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ...storage.batch_jobs import is_unwritten
 from ...storage.errors import LedgerError, PartMissing, StorageError
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
-from ...storage.output_folder import OutputFolder
-from ...storage.parts import parts_of
-from ...storage.planned_rows import PLANNED_ROWS
-from ...storage.records import JobRecord, JobState, ShardState
-from ...storage.spool import discard_spool, lock_of
+from ...storage.ledger.batch_jobs import is_unwritten
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.planned_rows import PLANNED_ROWS
+from ...storage.ledger.records import JobRecord, JobState, ShardState
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.output.manifest import Manifest, belongs_to_another, complete_manifest
+from ...storage.output.parts import parts_of
+from ...storage.rows.spool import discard_spool, lock_of
 from .manifest_report import manifest_report
 from .retriable import retriable_shards
 

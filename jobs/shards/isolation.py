@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.records import AttemptOutcome, AttemptRecord
+from ...storage.ledger.records import AttemptOutcome, AttemptRecord
 from ..errors import Stopped
 from .faults import WORKER_CRASHED
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...storage.ledger import Ledger
+from ...storage.ledger.ledger import Ledger
 
 
 def manifest_report(ledger: Ledger, job_id: str) -> dict[str, Any]:

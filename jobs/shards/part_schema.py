@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ...storage.parts import output_schema
+from ...storage.output.parts import output_schema
 from ..spec.schemas import JobSpec
 from .parsed import parsed_type
 from .row_calls import has_calls

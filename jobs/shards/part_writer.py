@@ -26,11 +26,11 @@ from ...storage.errors import (
     SinkError,
     StorageError,
 )
-from ...storage.ledger import Ledger
-from ...storage.output_folder import OutputFolder
-from ...storage.parts import part_file_name, part_summary
-from ...storage.records import Claim
-from ...storage.sinks import SinkSpec, SqlSink
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import Claim
+from ...storage.output.folder import OutputFolder
+from ...storage.output.parts import part_file_name, part_summary
+from ...storage.output.sinks import SinkSpec, SqlSink
 from .patience import Patience
 from .retrying import Retrial
 

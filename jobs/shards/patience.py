@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ...storage.errors import LedgerError, LedgerUnavailable, SinkUnavailable, StorageError, StoreUnavailable
-from ...storage.ledger import Ledger
-from ...storage.records import Claim
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import Claim
 from ..rare_warnings import RareWarnings
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from ...storage.errors import PartMissing
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_folder import OutputFolder
-from ...storage.records import JobRecord, PartRecord, ShardRecord
-from ...storage.spool import read_shard
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import JobRecord, PartRecord, ShardRecord
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.rows.spool import read_shard
 
 
 @dataclass(frozen=True)

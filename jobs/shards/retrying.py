@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.ledger import Ledger
-from ...storage.output_folder import OutputFolder
-from ...storage.parts import part_summary, published_by, settle
-from ...storage.records import Claim, PartRecord, Replacement
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import Claim, PartRecord, Replacement
+from ...storage.output.folder import OutputFolder
+from ...storage.output.parts import part_summary, published_by, settle
 from .retriable import read_part, unretriable_rows
 
 

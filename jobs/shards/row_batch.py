@@ -11,7 +11,7 @@ from ...engine.errors import InvalidRequestError
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request
 from ...engine.sampling_params import SamplingParams
-from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, row_samplings, without_images
+from ...storage.rows.spool import input_fields, prompt_images, prompt_token_arrays, row_samplings, without_images
 from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from .parsed import parsed_type, parsed_value
 from .part_schema import part_schema

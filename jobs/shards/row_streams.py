@@ -12,7 +12,7 @@ from typing import Self
 
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.records import Claim
+from ...storage.ledger.records import Claim
 from ..hosting.engine_host import EngineHost
 from ..hosting.outcomes import EngineFailure, Outcome, Refusal
 from ..live.answer import LiveSample

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
-from ...storage.records import Claim, JobRecord, JobState
+from ...storage.ledger.records import Claim, JobRecord, JobState
 from ..errors import LaterVersion, Stopped
 from ..rare_warnings import RareWarnings
 from ..spec.lora import LoraModule

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ...storage.columns import carried_values, input_names
-from ...storage.spool import input_fields
+from ...storage.rows.columns import carried_values, input_names
+from ...storage.rows.spool import input_fields
 from ..spec.prompt_template import asked_columns
 from ..spec.row_images import carried_images
 from ..spec.schemas import JobSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from celery import Celery
 
 from ...storage.errors import LedgerUnavailable
-from ...storage.ledger import Ledger
+from ...storage.ledger.ledger import Ledger
 from ..broker.celery_app import RESCUE_PRIORITY, queue_is_empty, send_shards
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ...engine.lora.adapter_folder import AdapterConfig
 from ...engine.lora_request import LoRARequest
 from ...engine.paths import absolute_path
 from ...storage.errors import Argument
-from ...storage.records import JobRecord
+from ...storage.ledger.records import JobRecord
 from ..errors import SpecError
 
 LORA_MODULES = Argument("lora_modules")

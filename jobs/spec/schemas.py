@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from ...engine.checkpoints.hub import model_name
 from ...engine.errors import InvalidRequestError
-from ...storage.columns import SCHEMA_VERSION
 from ...storage.errors import Argument
+from ...storage.rows.columns import SCHEMA_VERSION
 from ..errors import SpecError
 from .checks import number, storable
 from .json_values import in_order

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownFile
+from ...storage.ledger.batch_records import BatchRecord
 from ..batches.files import FileStore
 from ..batches.requests import BatchInput, RequestReader
 from ..client.client import Client

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownBatch, UnknownJob
-from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
-from ...storage.output_dir import read_report
-from ...storage.output_folder import OutputFolder
-from ...storage.part_groups import PartGroups
-from ...storage.records import DEFAULT_TENANT, JobRecord
+from ...storage.ledger.batch_records import BatchRecord
+from ...storage.ledger.ledger import Ledger
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord
+from ...storage.output.address import open_folder
+from ...storage.output.folder import OutputFolder
+from ...storage.output.manifest import read_report
+from ...storage.output.part_groups import PartGroups
 from ..errors import NotVerifiable
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.part_groups import PartGroups
+from ...storage.output.part_groups import PartGroups
 from ..errors import NotVerifiable
 
 Numbers = npt.NDArray[np.uint64]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...storage.columns import SCHEMA_VERSION, SchemaUnifier, carried_values, input_names
 from ...storage.readers import InputRow, InputSource
+from ...storage.rows.columns import SCHEMA_VERSION, SchemaUnifier, carried_values, input_names
 
 
 class StoredRows(InputSource):

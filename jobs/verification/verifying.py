@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...storage.columns import REASONING_NAMES, input_names, plain_rows
-from ...storage.local_folder import LocalFolder
-from ...storage.output_dir import OutputMode, read_report
+from ...storage.ledger.records import JobState
+from ...storage.output.local_folder import LocalFolder
+from ...storage.output.manifest import OutputMode, read_report
 from ...storage.readers import InputSource
-from ...storage.records import JobState
+from ...storage.rows.columns import REASONING_NAMES, input_names, plain_rows
 from ..client.client import Client, Job
 from ..errors import NotVerifiable
 from ..planning.producer import Terms

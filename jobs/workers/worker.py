@@ -19,7 +19,7 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import EngineConfig
 from ...engine.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.ledger import Ledger
+from ...storage.ledger.ledger import Ledger
 from ...storage.result_cache import ResultCache
 from ..broker.celery_app import RUN_SHARD, create_app, live_queue, ring_for_shards, shard_queue
 from ..broker.redis_access import RedisServer, check_access, redis_server

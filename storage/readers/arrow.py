@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..columns import SchemaUnifier, carried_values, changed_type, python_values
 from ..errors import InputError
+from ..rows.columns import SchemaUnifier, carried_values, changed_type, python_values
 from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
 

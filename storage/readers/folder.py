@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from ..errors import InputError
-from ..output_dir import MANIFEST_NAME
+from ..output.manifest import MANIFEST_NAME
 from .location import Location
 from .source import InputRow, InputSource
 

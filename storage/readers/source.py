@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ..columns import SchemaUnifier
 from ..errors import InputError
+from ..rows.columns import SchemaUnifier
 
 
 class InputRow(NamedTuple):

@@ -12,9 +12,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import URL, CursorResult, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from ..columns import as_text
 from ..database import noticing_lost_peers, reason_of, with_driver
 from ..errors import Argument, InputError
+from ..rows.columns import as_text
 from .source import InputRow, InputSource, refuse_duplicates
 
 _FETCH_ROWS = 1024

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import AttemptOutcome, AttemptRecord, ShardRecord
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import AttemptOutcome, AttemptRecord, ShardRecord
 
 
 @dataclass(frozen=True)

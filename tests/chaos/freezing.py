@@ -9,8 +9,8 @@ from typing import Self
 
 import psutil
 
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import ShardRecord
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import ShardRecord
 
 from ..jobs.conftest import wait_until
 

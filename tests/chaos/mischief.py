@@ -21,7 +21,7 @@ from headrace.jobs.processes import is_alive
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.keys import tokens_key
 from headrace.jobs.workers.presence import WorkerId
-from headrace.storage.records import ShardRecord, ShardState
+from headrace.storage.ledger.records import ShardRecord, ShardState
 
 from ..jobs.conftest import wait_until
 from ..jobs.running import processes_of

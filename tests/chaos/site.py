@@ -24,7 +24,7 @@ from headrace.jobs.client.client import Client, Job
 from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import LedgerUnavailable
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..jobs.conftest import wait_until
 from ..jobs.forked_worker import FROZEN, PREEMPTED

@@ -24,7 +24,7 @@ import pytest
 
 from headrace.engine.request import Request
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..engine.fakes import fake_answer
 from ..jobs.conftest import wait_until

@@ -8,10 +8,10 @@ import pytest
 
 from headrace.jobs.errors import Stopped
 from headrace.jobs.shards.attempt import ShardAttempt
-from headrace.storage.records import Claim, NewJob, NewShard
-from headrace.storage.spool import PlannedRow
+from headrace.storage.ledger.records import Claim, NewJob, NewShard
+from headrace.storage.rows.spool import PlannedRow
 
-from ..storage.claiming import take_shard
+from ..storage.ledger.claiming import take_shard
 from .conftest import wait_until
 from .shop import COMPUTATION, JOB, LONG, Shop
 

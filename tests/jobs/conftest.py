@@ -22,7 +22,7 @@ from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers import presence as presence_module
 from headrace.jobs.workers.presence import WorkerPresence
-from headrace.storage import leases
+from headrace.storage.ledger import leases
 
 from ..ledgers import new_ledger
 from ..shelf import install_for_workers

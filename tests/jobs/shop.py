@@ -27,13 +27,13 @@ from headrace.jobs.shards.weights import ModelWeights
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.row_watch import RowWatch
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import Claim, JobState, NewJob, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import Claim, JobState, NewJob, NewShard
 from headrace.storage.result_cache import ResultCache
-from headrace.storage.spool import PlannedRow, write_shard
+from headrace.storage.rows.spool import PlannedRow, write_shard
 
 from ..engine.fakes import CONTEXT, fake_answer
-from ..storage.claiming import take_shard
+from ..storage.ledger.claiming import take_shard
 from .answers import GatedRunner
 
 JOB, SHARD, QUEUE = "job_1", "job_1/00000", "q"

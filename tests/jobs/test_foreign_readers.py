@@ -14,7 +14,7 @@ import pytest
 
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..postgres import new_database, postgres_binaries, running_postgres
 from .running import LABELS, MODEL, environment, write_tickets

@@ -17,7 +17,7 @@ import pytest
 from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from .conftest import wait_until
 from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started, write_tickets

@@ -16,9 +16,9 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import StorageError
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_dir import read_report
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.manifest import read_report
 
 from ..shelf import READ_ONLY, Shelf, keys, make_bucket
 from .running import LABELS, MODEL, Result, environment, label_arguments

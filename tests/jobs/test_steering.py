@@ -10,12 +10,12 @@ from headrace.engine.config import EngineConfig
 from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import NewJob, NewShard
-from headrace.storage.spool import PlannedRow, write_shard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewShard
+from headrace.storage.rows.spool import PlannedRow, write_shard
 
 from ..engine.fakes import FakeRunner, fake_engine
-from ..storage.claiming import claimed
+from ..storage.ledger.claiming import claimed
 from .shop import NO_TYPES, shard_runner, worker_tools
 
 BLOCK_SIZE = 4

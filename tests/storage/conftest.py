@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from headrace.storage.ledger import Ledger
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_folder import OutputFolder
-from headrace.storage.records import NewJob, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewShard
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.folder import OutputFolder
 
 from ..ledgers import new_ledger
 from ..postgres import new_schema, postgres_binaries, running_postgres

@@ -10,12 +10,12 @@ import psycopg
 import pytest
 from sqlalchemy import select, text
 
-from headrace.storage.clock import now
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerError, LedgerUnavailable
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import NewJob, NewShard
-from headrace.storage.tables import shards
+from headrace.storage.ledger.clock import now
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewShard
+from headrace.storage.ledger.tables import shards
 
 from ..postgres import new_database
 

@@ -10,10 +10,10 @@ from typing import Annotated, Self
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from ....storage.ledger import Ledger
-from ....storage.quotas import Quota
-from ....storage.tenants import TenantRecord
-from ....storage.ttl_cache import TtlCache
+from ....storage.ledger.ledger import Ledger
+from ....storage.ledger.quotas import Quota
+from ....storage.ledger.tenants import TenantRecord
+from ....storage.ledger.ttl_cache import TtlCache
 from ...settings import Settings
 from ..errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open
 from .authentication import RESPONSE_HEADERS

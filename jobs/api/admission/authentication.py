@@ -12,10 +12,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....storage.api_keys import KEY_START, ApiKeyRecord, ApiKeys
 from ....storage.errors import LedgerError
-from ....storage.records import DEFAULT_TENANT
-from ....storage.ttl_cache import TtlCache
+from ....storage.ledger.api_keys import KEY_START, ApiKeyRecord, ApiKeys
+from ....storage.ledger.records import DEFAULT_TENANT
+from ....storage.ledger.ttl_cache import TtlCache
 from ..errors import RETRY_SOON, error_response
 from .foreign_pages import refusal
 

@@ -2,7 +2,7 @@
 
 from starlette.requests import HTTPConnection
 
-from ....storage.records import DEFAULT_TENANT
+from ....storage.ledger.records import DEFAULT_TENANT
 
 
 def tenant_of(connection: HTTPConnection) -> str:

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from ....storage.batch_records import BatchRecord, BatchState
-from ....storage.records import Progress
+from ....storage.ledger.batch_records import BatchRecord, BatchState
+from ....storage.ledger.records import Progress
 from ...spec.durations import parse_duration
 from ..job_requests import WebhookRequest
 from ..schemas import Name

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
-from ....storage.ledger import Ledger
+from ....storage.ledger.batch_records import BatchRecord, BatchState, NewBatch
+from ....storage.ledger.ledger import Ledger
 from ...outside.webhooks import expect_public_receiver
 from ...settings import Settings
 from ..admission.admission import JobQuota

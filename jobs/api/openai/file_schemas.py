@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from ....storage.file_records import FileRecord
+from ....storage.ledger.file_records import FileRecord
 from .body import Body, parse_body
 
 # What OpenAI allows: an hour to thirty days.

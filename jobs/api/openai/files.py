@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from ....storage.errors import LedgerError, StorageError, UnknownFile
-from ....storage.file_records import FileRecord, NewFile
+from ....storage.ledger.file_records import FileRecord, NewFile
 from ...batches.files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile, new_file_id
 from ..admission.admission import count_request
 from ..admission.caller import tenant_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.storage.ledger import Ledger
+from headrace.storage.ledger.ledger import Ledger
 
 from ..api_server import ApiServer as ApiServer
 from ..api_server import start_api as start_api

@@ -16,11 +16,11 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.service import JobService
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
-from headrace.storage.ledger import Ledger
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.records import JobState, NewJob, NewPart, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import JobState, NewJob, NewPart, NewShard
+from headrace.storage.output.local_folder import LocalFolder
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..running import COMMAND, LABELS, MODEL, ROOT, environment
 from .own_server import JOB, Server, assert_error, start_server
 

@@ -8,9 +8,9 @@ import pytest
 from openai import BadRequestError, NotFoundError
 
 from headrace.jobs.outside.webhooks import WebhookSender
-from headrace.storage.batch_records import BatchState, BatchTotals, NewBatch
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import NewWebhook, WebhookState
+from headrace.storage.ledger.batch_records import BatchState, BatchTotals, NewBatch
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewWebhook, WebhookState
 
 from .batch_lines import CHAT, chat_line, create, wait_for
 from .conftest import ApiServer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.jobs.outside.webhooks import event_body, event_headers
-from headrace.storage.webhooks import Delivery
+from headrace.storage.ledger.webhooks import Delivery
 
 from ..running import ROOT
 from .conftest import ApiServer

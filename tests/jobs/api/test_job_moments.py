@@ -12,10 +12,10 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.service import JobService
 from headrace.jobs.cli.json_jobs import json_job
 from headrace.jobs.client.client import Client
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import Claim, NewJob, NewPart, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import Claim, NewJob, NewPart, NewShard
 
-from ...storage.claiming import claimed
+from ...storage.ledger.claiming import claimed
 from ..running import MODEL
 
 Told = dict[str, Any]

@@ -20,10 +20,10 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.events import StreamEvent
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import JobState, NewJob, NewPart, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import JobState, NewJob, NewPart, NewShard
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..conftest import wait_until
 from ..running import MODEL, environment
 from .conftest import ApiServer

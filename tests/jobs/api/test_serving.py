@@ -21,7 +21,7 @@ from headrace.jobs.api.server import _listen
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.settings import Settings
-from headrace.storage.ledger import Ledger
+from headrace.storage.ledger.ledger import Ledger
 
 from ..running import COMMAND, MODEL, environment
 from .own_server import JOB, Server, assert_error, start_server

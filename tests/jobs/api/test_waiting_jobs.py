@@ -8,7 +8,7 @@ import pytest
 
 from headrace.jobs.cli import display
 from headrace.jobs.cli.display import Pace, RunDisplay
-from headrace.storage.ledger import Ledger
+from headrace.storage.ledger.ledger import Ledger
 
 from ..running import Result
 from ..shop import Shop, shard_runner

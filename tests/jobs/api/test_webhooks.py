@@ -16,12 +16,12 @@ from headrace.jobs.errors import SpecError
 from headrace.jobs.outside import webhooks as sending
 from headrace.jobs.outside.webhooks import WebhookSender, parse_webhook
 from headrace.jobs.settings import Settings
-from headrace.storage.clock import now
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import NewJob, NewPart, NewShard, NewWebhook, WebhookState
-from headrace.storage.tables import webhooks as table
+from headrace.storage.ledger.clock import now
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewPart, NewShard, NewWebhook, WebhookState
+from headrace.storage.ledger.tables import webhooks as table
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..running import MODEL, environment
 from .conftest import ApiServer
 from .in_process import in_process_server

@@ -9,8 +9,8 @@ from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.validation import Validation
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
-from headrace.storage.batch_records import NewBatch
-from headrace.storage.file_records import NewFile
+from headrace.storage.ledger.batch_records import NewBatch
+from headrace.storage.ledger.file_records import NewFile
 
 from ..api.batch_lines import CHAT, chat_line, jsonl
 from ..running import MODEL, environment

@@ -13,10 +13,10 @@ from openai import APIStatusError, NotFoundError, OpenAI
 
 from headrace.jobs.api.models import ServedModel
 from headrace.jobs.batches.files import FileStore
-from headrace.storage.batch_records import BatchRecord
 from headrace.storage.errors import UnknownFile
-from headrace.storage.file_records import NewFile
-from headrace.storage.ledger import Ledger
+from headrace.storage.ledger.batch_records import BatchRecord
+from headrace.storage.ledger.file_records import NewFile
+from headrace.storage.ledger.ledger import Ledger
 
 from ..api.batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
 from ..api_server import ApiServer, start_api, stop_api

@@ -8,7 +8,7 @@ import pytest
 from headrace.jobs.batches import keeper
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import Validation
-from headrace.storage.batch_records import BatchState
+from headrace.storage.ledger.batch_records import BatchState
 
 from .conftest import add_batch
 

@@ -15,8 +15,8 @@ from headrace.jobs.spec.lora import parse_loras
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.spec.stored import read_stored
-from headrace.storage.batch_records import BatchState
-from headrace.storage.tables import jobs
+from headrace.storage.ledger.batch_records import BatchState
+from headrace.storage.ledger.tables import jobs
 
 from ...engine.lora.adapters import save_adapter
 from ..answers import WAIT_SECONDS

@@ -11,12 +11,12 @@ import pytest
 
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import InvalidBatch, Validation
-from headrace.storage.batch_jobs import batch_job_key
-from headrace.storage.batch_records import BatchState
-from headrace.storage.quotas import QuotaExceeded
-from headrace.storage.records import NewPart
+from headrace.storage.ledger.batch_jobs import batch_job_key
+from headrace.storage.ledger.batch_records import BatchState
+from headrace.storage.ledger.quotas import QuotaExceeded
+from headrace.storage.ledger.records import NewPart
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..answers import WAIT_SECONDS
 from .conftest import add_batch
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..running import MODEL, environment, label_arguments
 

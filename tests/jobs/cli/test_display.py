@@ -6,7 +6,7 @@ import pytest
 
 from headrace.jobs.cli import display
 from headrace.jobs.cli.display import Pace, RunDisplay, summary
-from headrace.storage.records import JobState, Progress
+from headrace.storage.ledger.records import JobState, Progress
 
 
 def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10, truncated: int = 0) -> Progress:

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import OutputMode, read_report
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import OutputMode, read_report
 from headrace.storage.readers import open_input
 
 from ..conftest import wait_until

@@ -10,7 +10,7 @@ from headrace.jobs.cli.wording import with_options
 from headrace.jobs.errors import SpecError
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.errors import Argument, ManifestDamaged, OutputNotEmpty, SinkError
-from headrace.storage.output_dir import OutputMode
+from headrace.storage.output.manifest import OutputMode
 
 OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
 

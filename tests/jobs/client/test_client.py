@@ -24,11 +24,11 @@ from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import SettingsError
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, StorageError, UnknownJob
-from headrace.storage.ledger import Ledger
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, write_manifest
-from headrace.storage.records import JobState, ShardRecord, WebhookState
-from headrace.storage.tables import jobs
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import JobState, ShardRecord, WebhookState
+from headrace.storage.ledger.tables import jobs
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, write_manifest
 
 from ..full_disk import full_disk
 from ..running import LABELS, MODEL

@@ -12,9 +12,9 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.errors import JobMismatchError
 from headrace.jobs.planning.producer import Producer
-from headrace.storage import held_file
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_dir import read_manifest
+from headrace.storage.output import held_file
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.manifest import read_manifest
 
 from ..running import LABELS, MODEL
 

@@ -18,13 +18,13 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import verbs
 from headrace.jobs.errors import LaterVersion, NotRetriable, SpecError
 from headrace.jobs.grpc.statuses import status_of
-from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_folder import OutputFolder
-from headrace.storage.parts import part_file_name
-from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
-from headrace.storage.tables import jobs
+from headrace.storage.ledger.batch_records import NewBatch
+from headrace.storage.ledger.records import JobState, NewJob, NewWebhook, ShardState
+from headrace.storage.ledger.tables import jobs
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.folder import OutputFolder
+from headrace.storage.output.parts import part_file_name
 
 from ..running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
 

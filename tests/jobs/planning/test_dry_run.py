@@ -9,7 +9,7 @@ import pytest
 from headrace.jobs.cli.dry_run import described
 from headrace.jobs.planning.dry_run import Forecast
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.overview import Pace
+from headrace.storage.ledger.overview import Pace
 
 from ...engine.thinking import thinking_copy
 from ..running import LABELS, MODEL, assert_refused, label_arguments

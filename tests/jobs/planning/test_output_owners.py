@@ -14,16 +14,16 @@ from headrace.jobs.planning import work
 from headrace.jobs.planning.producer import Terms
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage import held_file
 from headrace.storage.errors import InputError, LedgerUnavailable, OutputNotEmpty, SinkError, StorageError
-from headrace.storage.ledger import Ledger
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_dir import Manifest, OutputMode, complete_manifest, read_manifest
-from headrace.storage.output_folder import OutputFolder
-from headrace.storage.quotas import Quota, QuotaExceeded
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.quotas import Quota, QuotaExceeded
+from headrace.storage.ledger.records import JobState
+from headrace.storage.output import held_file
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.folder import OutputFolder
+from headrace.storage.output.manifest import Manifest, OutputMode, complete_manifest, read_manifest
 from headrace.storage.readers import open_input
-from headrace.storage.records import JobState
-from headrace.storage.spool import lock_of
+from headrace.storage.rows.spool import lock_of
 
 from ...shelf import make_bucket
 from ..running import LABELS, MODEL, environment, write_unreadable_parquet

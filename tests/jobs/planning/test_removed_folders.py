@@ -8,7 +8,7 @@ import pytest
 
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..running import LABELS, MODEL, environment
 

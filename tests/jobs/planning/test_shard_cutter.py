@@ -14,7 +14,7 @@ from headrace.jobs.planning.shard_cutter import (
     common_prefix_bytes,
     shard_rows_of,
 )
-from headrace.storage.external_sort import Item
+from headrace.storage.rows.external_sort import Item
 
 
 def item(tokens: Sequence[int], num_bytes: int = 0) -> Item:

@@ -22,7 +22,7 @@ from headrace.jobs.planning.side_by_side import SideBySide
 from headrace.jobs.planning.work import PlanRows
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow, open_input
-from headrace.storage.spool import read_shard
+from headrace.storage.rows.spool import read_shard
 
 from ..conftest import wait_until
 from ..models import write_model_folder

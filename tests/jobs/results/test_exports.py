@@ -13,11 +13,11 @@ import pytest
 from headrace.jobs.results import exports
 from headrace.jobs.results.exports import arrow, export, json_lines, parquet
 from headrace.storage.errors import PartDamaged
-from headrace.storage.ledger import Ledger
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.records import Claim, NewJob, NewPart, NewShard
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import Claim, NewJob, NewPart, NewShard
+from headrace.storage.output.local_folder import LocalFolder
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from headrace.engine.vision.reading import data_url_bytes
 from headrace.jobs.results.json_lines import json_rows, openai_lines
-from headrace.storage.ledger import Ledger
-from headrace.storage.parts import output_schema
-from headrace.storage.records import JobRecord, NewJob
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import JobRecord, NewJob
+from headrace.storage.output.parts import output_schema
 
 from ..running import LABELS, MODEL
 

@@ -17,9 +17,9 @@ from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
 from headrace.jobs.shards.weights import ModelWeights, folder_identity
 from headrace.storage import result_cache
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, write_manifest
-from headrace.storage.records import DEFAULT_TENANT
+from headrace.storage.ledger.records import DEFAULT_TENANT
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, write_manifest
 from headrace.storage.result_cache import ResultCache
 
 from ..answers import GatedRunner, hosted

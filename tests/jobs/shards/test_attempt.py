@@ -12,8 +12,8 @@ from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.weights import ModelWeights
 from headrace.storage.errors import LeaseLost
-from headrace.storage.records import AttemptOutcome, JobState, ShardState
-from headrace.storage.spool import PlannedRow
+from headrace.storage.ledger.records import AttemptOutcome, JobState, ShardState
+from headrace.storage.rows.spool import PlannedRow
 
 from ..answers import GatedRunner, hosted
 from ..attempts import ROWS, ask, in_store, replace_job, stop_after

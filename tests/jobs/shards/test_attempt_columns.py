@@ -16,7 +16,7 @@ from headrace.jobs.planning.planner import Planner
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
-from headrace.storage.spool import PlannedRow
+from headrace.storage.rows.spool import PlannedRow
 
 from ...engine.fakes import CONTEXT, fake_answer, fake_logits
 from ..attempts import ROWS, ask

@@ -15,11 +15,11 @@ from headrace.jobs.shards.adapters import AdapterNotHeld, FittingAdapters
 from headrace.jobs.shards.faults import is_fault
 from headrace.jobs.spec.lora import LoraModule
 from headrace.storage.errors import LedgerUnavailable
-from headrace.storage.leases import Leases
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import AttemptOutcome, JobState, ShardState
-from headrace.storage.spool import write_shard
-from headrace.storage.tables import jobs
+from headrace.storage.ledger.leases import Leases
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import AttemptOutcome, JobState, ShardState
+from headrace.storage.ledger.tables import jobs
+from headrace.storage.rows.spool import write_shard
 
 from ...engine.lora.adapters import save_adapter
 from ..attempts import ROWS, replace_job, stop_after

@@ -19,7 +19,7 @@ from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.streams.keys import row_stream_id, tokens_key
 from headrace.jobs.streams.publisher import StreamPublisher
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..attempts import ask
 from ..conftest import wait_until

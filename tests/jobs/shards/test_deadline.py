@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.jobs.shards.deadline import NOT_ANSWERED, Deadline
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ..attempts import ask
 from ..conftest import wait_until

@@ -14,16 +14,16 @@ from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.finishing import finish_all_left
 from headrace.jobs.spec.precision import Precision
-from headrace.storage import leases, tidying
-from headrace.storage import ledger as ledger_module
-from headrace.storage.batch_records import NewBatch
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, read_report, write_manifest
-from headrace.storage.planned_rows import PLANNED_ROWS
-from headrace.storage.records import JobState, NewJob, NewShard
-from headrace.storage.tables import jobs, shards
+from headrace.storage.ledger import leases, tidying
+from headrace.storage.ledger import ledger as ledger_module
+from headrace.storage.ledger.batch_records import NewBatch
+from headrace.storage.ledger.planned_rows import PLANNED_ROWS
+from headrace.storage.ledger.records import JobState, NewJob, NewShard
+from headrace.storage.ledger.tables import jobs, shards
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, read_report, write_manifest
 
-from ...storage.claiming import claimed
+from ...storage.ledger.claiming import claimed
 from ..attempts import ROWS
 from ..running import MODEL, Result, environment
 from ..shop import JOB, QUEUE, SHARD, Shop

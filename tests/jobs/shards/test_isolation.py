@@ -8,7 +8,7 @@ import pytest
 
 from headrace.jobs.errors import Stopped
 from headrace.jobs.shards.isolation import CrashHistory, EngineRoom
-from headrace.storage.records import AttemptOutcome, AttemptRecord
+from headrace.storage.ledger.records import AttemptOutcome, AttemptRecord
 
 from ..conftest import wait_until
 

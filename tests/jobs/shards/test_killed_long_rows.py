@@ -15,7 +15,7 @@ from headrace.jobs.client.client import Client, Job
 from headrace.jobs.shards.begun import bytes_of_token
 from headrace.jobs.shards.checkpoints import MIN_TOKENS
 from headrace.jobs.streams.keys import tokens_key
-from headrace.storage.records import JobState, shard_id_of
+from headrace.storage.ledger.records import JobState, shard_id_of
 
 from ...engine.fakes import fake_answer
 from ..conftest import wait_until

@@ -19,11 +19,11 @@ from headrace.jobs.shards import part_writer
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.storage.errors import LeaseLost, LedgerUnavailable, StorageError
-from headrace.storage.leases import Leases
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.records import JobState
-from headrace.storage.remote_folder import RemoteFolder
-from headrace.storage.sinks import SinkSpec, SqlSink
+from headrace.storage.ledger.leases import Leases
+from headrace.storage.ledger.records import JobState
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.remote_folder import RemoteFolder
+from headrace.storage.output.sinks import SinkSpec, SqlSink
 
 from ..attempts import ROWS, ask, in_store
 from ..conftest import wait_until

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.engine.request import Request
 from headrace.jobs.client.client import Client
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ...engine.fakes import CONTEXT, fake_answer
 from ..forked_worker import KILLER

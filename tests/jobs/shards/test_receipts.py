@@ -15,9 +15,9 @@ from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.weights import ModelWeights, folder_identity
 from headrace.jobs.spec.sampling import row_seed
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, read_report, write_manifest
-from headrace.storage.spool import PlannedRow
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, read_report, write_manifest
+from headrace.storage.rows.spool import PlannedRow
 
 from ..attempts import ROWS, stop_after
 from ..shop import JOB, SHARD, Shop

@@ -9,11 +9,11 @@ from headrace.jobs.client.verbs import delete_job, retry_job
 from headrace.jobs.results.stored_results import first_error, read_results
 from headrace.jobs.shards.finishing import remove_strays
 from headrace.storage.errors import OutputNotEmpty
-from headrace.storage.output_address import open_folder
-from headrace.storage.output_dir import Manifest, read_report, write_manifest
-from headrace.storage.output_folder import OutputFolder
-from headrace.storage.parts import part_file_name
-from headrace.storage.records import JobState, NewShard
+from headrace.storage.ledger.records import JobState, NewShard
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.folder import OutputFolder
+from headrace.storage.output.manifest import Manifest, read_report, write_manifest
+from headrace.storage.output.parts import part_file_name
 
 from ...shelf import keys
 from ..attempts import ROWS, ask, in_store, replace_job, stop_after

@@ -18,14 +18,14 @@ from headrace.jobs.hosting.outcomes import Outcome, Refusal
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
-from headrace.storage.leases import Leases
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, complete_manifest, read_manifest, read_report, write_manifest
-from headrace.storage.records import JobState
-from headrace.storage.remote_folder import RemoteFolder
-from headrace.storage.spool import PlannedRow
+from headrace.storage.ledger.leases import Leases
+from headrace.storage.ledger.records import JobState
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, complete_manifest, read_manifest, read_report, write_manifest
+from headrace.storage.output.remote_folder import RemoteFolder
+from headrace.storage.rows.spool import PlannedRow
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..attempts import in_store
 from ..shop import JOB, OVER, SHARD, Shop
 

@@ -21,7 +21,7 @@ from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
 from headrace.jobs.streams.row_watch import RowWatch
 from headrace.storage.errors import LeaseLost
-from headrace.storage.spool import PlannedRow
+from headrace.storage.rows.spool import PlannedRow
 
 from ..running import environment
 from ..shop import JOB, OVER, Shop

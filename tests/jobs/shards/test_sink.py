@@ -11,10 +11,10 @@ from headrace.jobs.client.verbs import retry_job
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.storage.errors import LeaseLost
-from headrace.storage.records import JobState
-from headrace.storage.sinks import SinkSpec, SqlSink
+from headrace.storage.ledger.records import JobState
+from headrace.storage.output.sinks import SinkSpec, SqlSink
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..attempts import ROWS
 from ..conftest import wait_until
 from ..shop import JOB, OVER, Shop

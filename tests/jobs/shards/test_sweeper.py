@@ -15,11 +15,11 @@ from headrace.jobs.broker.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.shards import sweeper as sweeper_module
 from headrace.jobs.shards.sweeper import Sweeper
-from headrace.storage import leases
-from headrace.storage.ledger import Ledger
-from headrace.storage.records import NewJob, NewShard, ShardState
+from headrace.storage.ledger import leases
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.records import NewJob, NewShard, ShardState
 
-from ...storage.claiming import take_shard
+from ...storage.ledger.claiming import take_shard
 from ..answers import WAIT_SECONDS
 
 QUEUE = "headrace.bulk.0123456789ab"

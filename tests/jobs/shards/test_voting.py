@@ -12,7 +12,7 @@ from headrace.engine.sampling.sampler import pick_choice
 from headrace.jobs.errors import SpecError, Stopped
 from headrace.jobs.shards.voting import num_wanted, opinion
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.storage.records import JobState
+from headrace.storage.ledger.records import JobState
 
 from ...engine.fakes import CONTEXT, fake_answer, fake_logits
 from ..answers import GatedRunner, hosted

@@ -25,7 +25,7 @@ from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.row_images import images_fingerprint, row_images
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow, InputSource, open_input, open_sql
-from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
+from headrace.storage.rows.spool import prompt_images, read_shard, without_images, write_shard
 
 from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
 from ..attempts import RECEIPT

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
-from headrace.storage.records import JobRecord
+from headrace.storage.ledger.records import JobRecord
 
 from ..api.batch_lines import chat_line, create, wait_for
 from ..api_server import ApiServer

@@ -8,11 +8,11 @@ import pytest
 from headrace.jobs.errors import NotVerifiable
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.verification.receipts import Receipt
-from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import UnknownBatch, UnknownJob
-from headrace.storage.ledger import Ledger
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, complete_manifest, write_manifest
+from headrace.storage.ledger.batch_records import NewBatch
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, complete_manifest, write_manifest
 
 
 @pytest.fixture

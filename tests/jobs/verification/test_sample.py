@@ -11,11 +11,11 @@ from headrace.jobs.errors import NotVerifiable
 from headrace.jobs.spec.prompt_template import PromptTemplate
 from headrace.jobs.verification.sample import Sample
 from headrace.jobs.verification.stored_rows import StoredRows
-from headrace.storage import part_groups
-from headrace.storage.columns import SchemaUnifier, carried_names, custom_id_of, input_names
-from headrace.storage.local_folder import LocalFolder
-from headrace.storage.part_groups import PartGroups
-from headrace.storage.spool import PlannedRow, carried_fields, write_shard
+from headrace.storage.output import part_groups
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.part_groups import PartGroups
+from headrace.storage.rows.columns import SchemaUnifier, carried_names, custom_id_of, input_names
+from headrace.storage.rows.spool import PlannedRow, carried_fields, write_shard
 
 NUM_ROWS = 1000
 

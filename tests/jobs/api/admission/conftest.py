@@ -13,8 +13,8 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
-from headrace.storage.ledger import Ledger
-from headrace.storage.tables import metadata
+from headrace.storage.ledger.ledger import Ledger
+from headrace.storage.ledger.tables import metadata
 
 from ...running import MODEL, environment
 

@@ -24,10 +24,10 @@ from headrace.jobs.api.server import is_loopback
 from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
-from headrace.storage import ttl_cache
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerUnavailable
-from headrace.storage.ttl_cache import TtlCache
+from headrace.storage.ledger import ttl_cache
+from headrace.storage.ledger.ttl_cache import TtlCache
 
 from ...running import environment
 from ..conftest import start_api, stop_api

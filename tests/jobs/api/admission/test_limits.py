@@ -26,7 +26,7 @@ from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEnd
 from headrace.jobs.streams.publisher import StreamPublisher
-from headrace.storage.records import NewJob, NewShard
+from headrace.storage.ledger.records import NewJob, NewShard
 
 from ...running import MODEL
 from .conftest import COST, JOB, QUEUE, Desk, assert_limited, probe

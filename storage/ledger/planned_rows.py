@@ -1,0 +1,123 @@
+"""Which shard each row of a job was planned into: who wants some rows then knows whose parts may have them."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import select
+
+from ..database import Database
+from ..errors import StorageError
+from ..files import sync_folder
+from .tables import shards
+
+# Beside the spooled shards; it stays when these have gone.
+PLANNED_ROWS = "planned-rows.parquet"
+# The parts of so few are looked through in an instant.
+_FEW_SHARDS = 64
+_GROUP_ROWS = 1 << 18
+_SCHEMA = pa.schema([pa.field("row", pa.int64()), pa.field("shard", pa.int32())])
+
+
+@dataclass
+class PlannedRows:
+    """Takes the rows of one shard after the other."""
+
+    path: Path
+    _rows: "array[int]" = field(default_factory=lambda: array("q"))
+    _shards: "array[int]" = field(default_factory=lambda: array("i"))
+    _num_shards: int = 0
+    _writer: pq.ParquetWriter | None = None
+
+    def add(self, shard: int, rows: "array[int]") -> None:
+        """`rows`: their numbers, of type "q". Raises StorageError."""
+        self._num_shards += 1
+        self._rows.extend(rows)
+        self._shards.extend(repeat(shard, len(rows)))
+        if len(self._rows) >= _GROUP_ROWS and self._num_shards > _FEW_SHARDS:
+            with self._writing():
+                self._write()
+
+    def finish(self) -> None:
+        """Have it all on the disk. Raises StorageError."""
+        if self._num_shards <= _FEW_SHARDS:
+            return
+        with self._writing():
+            self._write()
+            self.close()
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path}: {error.strerror or error}") from error
+
+    def _write(self) -> None:
+        if self._writer is None:
+            # A dictionary of the rows would have each of them.
+            self._writer = pq.ParquetWriter(self.path, _SCHEMA, compression="zstd", use_dictionary=["shard"])
+        columns = [np.frombuffer(self._rows, np.int64), np.frombuffer(self._shards, np.int32)]
+        self._writer.write_table(pa.table(columns, schema=_SCHEMA))
+        self._rows, self._shards = array("q"), array("i")
+
+
+@contextmanager
+def planned_rows(folder: Path) -> Iterator[PlannedRows]:
+    """Writes `PLANNED_ROWS` into a folder that is there once shards are spooled; nothing for a job of few shards.
+
+    Raises StorageError.
+    """
+    rows = PlannedRows(folder / PLANNED_ROWS)
+    try:
+        yield rows
+        rows.finish()
+    finally:
+        # The disk that was full may be so still.
+        with suppress(OSError):
+            rows.close()
+
+
+def read_planned_shards(database: Database, job_id: str, num_rows: int) -> npt.NDArray[np.int32] | None:
+    """The shard of each row of a job; None where that was not written down, or cannot be read.
+
+    Raises what `Ledger`'s methods raise.
+    """
+    with database.read() as connection:
+        spooled = connection.scalar(select(shards.c.spool_path).where(shards.c.job_id == job_id).limit(1))
+    return None if spooled is None else _read(Path(spooled).parent / PLANNED_ROWS, num_rows)
+
+
+def _read(path: Path, num_rows: int) -> npt.NDArray[np.int32] | None:
+    found = np.full(num_rows, -1, np.int32)
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_GROUP_ROWS):
+                found[batch["row"].to_numpy()] = batch["shard"].to_numpy()
+    except (OSError, pa.ArrowException, IndexError, KeyError):
+        return None
+    return None if found.min(initial=0) < 0 else found
+
+
+def retries(database: Database, job_id: str) -> dict[int, int]:
+    """The numbers of the shards that try others' rows again, and of those others. Raises as `Ledger`'s methods do."""
+    of_job = select(shards.c.number, shards.c.retry_of).where(shards.c.job_id == job_id)
+    with database.read() as connection:
+        found = connection.execute(of_job.where(shards.c.retry_of.is_not(None)))
+        return {shard.number: shard.retry_of for shard in found}
