@@ -56,11 +56,11 @@ class Pace:
         return now.rows_done - self.first.rows_done + max(0, self.first.rows_failed - now.rows_failed)
 
     def rows_per_second(self, now: Progress) -> float:
-        return self._rate(self.rows_ended(now))
+        return self.rate_of(self.rows_ended(now))
 
     def tokens_per_second(self, now: Progress) -> float:
         """Prompt and completion tokens of the rows finished in this run, cached ones included."""
-        return self._rate(_tokens(now) - _tokens(self.first))
+        return self.rate_of(_tokens(now) - _tokens(self.first))
 
     def hit_rate(self, now: Progress) -> float:
         """Share of this run's prompt tokens whose KV came from the prefix cache."""
@@ -71,7 +71,7 @@ class Pace:
         rate = self.rows_per_second(now)
         return (now.rows_total - now.rows_done or now.rows_failed) / rate if rate else None
 
-    def _rate(self, count: int) -> float:
+    def rate_of(self, count: int) -> float:
         return count / self.working_seconds if self.working_seconds else 0.0
 
 
@@ -133,10 +133,15 @@ class RunDisplay:
             return f"no row has ended yet, after {duration(pace.working_seconds)} with the model loaded"
         eta = pace.eta_seconds(progress)
         return (
-            f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "
+            f"{rate_of(pace.rows_per_second(progress))} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "
             f"{pace.hit_rate(progress):.0%} cached  {_reused(progress)}"
             f"ETA {duration(eta) if eta is not None else '-'}"
         )
+
+
+def rate_of(rows_per_second: float, decimals: int = 0) -> str:
+    """With two digits at least: a large model may take seconds a row."""
+    return f"{rows_per_second:,.{decimals}f}" if rows_per_second >= 10 else f"{rows_per_second:.2g}"
 
 
 def _reused(progress: Progress) -> str:
@@ -167,7 +172,7 @@ def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float |
             f"{progress.rows_failed:,} failed",
             *([f"truncated   {_truncated(progress)}"] if progress.rows_truncated else []),
             f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
-            f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
+            f"rate        {rate_of(pace.rows_per_second(progress), decimals=1)} rows/s, "
             f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
             f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
             *([f"cost        {_cost(gpu_hour_price, pace, progress)}"] if gpu_hour_price is not None else []),

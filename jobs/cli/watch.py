@@ -13,7 +13,7 @@ from rich.table import Table
 from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client
-from .display import behind, can_redraw, duration
+from .display import behind, can_redraw, duration, rate_of
 from .follow import exit_status, follow, opening
 from .job_names import JobIds
 from .tables import print_table
@@ -78,7 +78,7 @@ class _Watched:
             with suppress(UnknownJob):
                 rate = self._overview.recent_rows_per_second(progress.job_id)
         left = duration((progress.rows_total - progress.rows_done) / rate) if rate else "-"
-        pace = f"{rate:,.0f}" if rate else "-"
+        pace = rate_of(rate) if rate else "-"
         words = (rows, f"{progress.rows_failed:,}", pace, left, self._waits_for(progress))
         return (progress.job_id, str(progress.state), *words)
 

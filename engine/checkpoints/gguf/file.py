@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _ALIGNMENT = 32
 # By their number in the format: the numbers, then what is not one.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -65,8 +67,7 @@ class GgufModel:
 
         Raises `ModelError` where a file is no GGUF file, is not whole, or has tensors of an unsupported type.
         """
-        files = parts_of(path)
-        read = [_Reader(file).read() for file in files]
+        read = [_read(file) for file in parts_of(path)]
         tensors = {name: info for _, infos in read for name, info in infos.items()}
         return cls(path, read[0][0], tensors)
 
@@ -109,6 +110,20 @@ def the_model(files: Sequence[Path], where: str) -> Path | None:
 def _is_first(file: Path) -> bool:
     match = _PART.fullmatch(file.name)
     return match is None or int(match["number"]) == 1
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+    return _read_as_it_is(file, status.st_mtime_ns, status.st_size)
+
+
+# A vocabulary is 300,000 texts, and configuration, weights and tokenizer each ask for what they need of the same file.
+@lru_cache(maxsize=4)
+def _read_as_it_is(file: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    return _Reader(file).read()
 
 
 class _Reader:
@@ -174,15 +189,23 @@ class _Reader:
             raise ModelError(f"{self._file} has a list of lists in its metadata, which no model has")
         if kind in _NUMBERS:
             return list(self._numbers(_NUMBERS[kind], length))
-        return [self._value(kind) for _ in range(length)]
+        if kind == _STRING:
+            return self._strings(length)
+        raise ModelError(f"{self._file} is damaged: its metadata has values of the unknown kind {kind}")
 
     def _string(self) -> str:
-        (length,) = struct.unpack_from("<Q", self._content, self._at)
-        begin = self._at + 8
-        self._at = begin + length
-        if self._at > len(self._content):
-            raise IndexError(f"a text of {length} bytes at {begin}")
-        return str(self._content[begin : self._at], "utf-8")
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        content, at, end, found = self._content, self._at, len(self._content), []
+        for _ in range(count):
+            begin = at + _LENGTH.size
+            at = begin + _LENGTH.unpack_from(content, at)[0]
+            if at > end:
+                raise IndexError(f"a text of {at - begin} bytes at {begin}")
+            found.append(content[begin:at].decode())
+        self._at = at
+        return found
 
     def _number(self, code: str) -> Any:
         return self._numbers(code, 1)[0]

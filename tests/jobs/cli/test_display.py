@@ -86,6 +86,18 @@ def test_a_job_that_was_done_between_two_looks_has_taken_its_time():
     assert pace.rows_per_second(progress(10)) > 0
 
 
+def test_a_slow_models_rate_is_not_called_zero(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    pace = Pace(progress(0))
+    pace.ready_at = time.monotonic() - 100
+    with RunDisplay(pace) as shown:
+        shown.show(progress(3))
+    pace.end()
+    assert "rows  0.03 rows/s  " in capsys.readouterr().err
+    assert "rate        0.03 rows/s" in summary(pace, progress(3), "out")
+
+
 def test_work_without_a_finished_row_is_not_called_a_rate_of_zero(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
