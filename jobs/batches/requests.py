@@ -14,7 +14,7 @@ from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
-from ..api.openai.completion_schemas import CompletionRequest
+from ..api.openai.completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from ..api.openai.expected_calls import expected_calls
 from ..api.openai.reasoning import with_reasoning
 from ..api.openai.response_schemas import ResponsesRequest, renamed
@@ -91,7 +91,9 @@ class RequestReader:
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
         tokenizer = self.prompts.tokenizer
-        sampling = request.sampling(self.prompts.context_length, derived_seed(f"{self.key}/{number}"), self.defaults)
+        # Where the request does not say, as of a live one.
+        most = DEFAULT_MAX_TOKENS if isinstance(request, CompletionRequest) else self.prompts.context_length
+        sampling = request.sampling(most, derived_seed(f"{self.key}/{number}"), self.defaults)
         sampling.check_vocabulary(self.prompts.vocab_size)
         # Refuses words without tokens.
         tokenizer.encode_bad_words(sampling.bad_words)

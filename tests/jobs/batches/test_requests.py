@@ -1,14 +1,16 @@
 """From a batch's lines to the rows of its job."""
 
+import json
 from typing import Any
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.batches.lines import CHAT, BatchLine
+from headrace.jobs.batches.lines import CHAT, COMPLETIONS, BatchLine
 from headrace.jobs.batches.requests import REQUEST_ERROR, RequestReader
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.spec.schemas import JobSpec
 
+from ...engine.fakes import CONTEXT
 from ...engine.thinking import thinking_copy
 from ..models import write_model_folder
 from ..running import MODEL
@@ -67,3 +69,17 @@ def test_what_cannot_be_beside_the_thinking_is_named(tmp_path):
     row = reader.row(0, BatchLine(1, "x", body | {"include_reasoning": True}))
     assert row.values[REQUEST_ERROR]["param"] == "allowed_token_ids"
     assert "would bind the reasoning too" in (row.error or "")
+
+
+def test_without_a_limit_an_answer_is_as_long_as_a_live_one(tmp_path):
+    """Of a text to be continued that is OpenAI's 16 tokens."""
+    prompts = LivePrompts(write_model_folder(tmp_path / "model", chat=True))
+
+    def limit(endpoint: str, **body: Any) -> int:
+        row = RequestReader(endpoint, prompts, "key").row(0, BatchLine(1, "x", {"model": "m", **body}))
+        assert row.error is None
+        return int(json.loads(row.sampling or "")["sampling"]["max_tokens"])
+
+    assert limit(COMPLETIONS, prompt="a") == 16
+    assert limit(COMPLETIONS, prompt="a", max_tokens=20) == 20
+    assert limit(CHAT, messages=[{"role": "user", "content": "a"}]) == CONTEXT
