@@ -12,7 +12,7 @@ from ...storage.ledger.records import JobRecord
 from ..broker.celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
-from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, asked_model
+from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, answers_as, asked_model
 from ..spec.precision import DEFAULT_PRECISION, Precision
 from .errors import ApiError
 
@@ -69,7 +69,7 @@ class ServedModel:
     @property
     def answers_as(self) -> str:
         """What tells its answers from those of other models, on whichever server."""
-        return self.exact_name if self.lora is None else f"{self.exact_name}|{self.lora.path}"
+        return answers_as(self.exact_name, None if self.lora is None else self.lora.path)
 
     @property
     def worker_options(self) -> list[str]:

@@ -28,6 +28,7 @@ from ..calls.formats import CallFormat
 from ..planning.batch_planner import TOO_LONG
 from ..shards.deadline import EXPIRED
 from ..shards.faults import is_servers
+from ..spec.lora import answers_as
 from ..spec.tools import TOOLS
 from ..streams.events import StreamEvent
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
@@ -149,7 +150,8 @@ class OutputWriter:
         self._write(file, row, {"response": _response(200, request_id, body), "error": None})
 
     def _head(self, make: Callable[[str, str, str], Head], request_id: str) -> Head:
-        head = make(request_id, self.batch.model or "", self.job.model)
+        lora = self.job.spec.get("lora") or {}
+        head = make(request_id, self.batch.model or "", answers_as(self.job.model, lora.get("path")))
         return replace(head, created=int(self.job.finished_at or self.job.created_at))
 
     def _write_error(self, file: IncomingFile, row: Mapping[str, Any]) -> None:

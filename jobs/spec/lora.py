@@ -80,6 +80,11 @@ def worker_options(loras: Sequence[LoraModule]) -> list[str]:
     return [word for lora in loras for word in lora.worker_options]
 
 
+def answers_as(model: str, lora_path: str | None) -> str:
+    """What tells a model's answers, with an adapter or without, from those of others, on whichever server."""
+    return model if lora_path is None else f"{model}|{lora_path}"
+
+
 def asked_model(job: JobRecord) -> str:
     """What clients call what a job was asked of: its adapter, or its model."""
     lora = job.spec.get("lora")

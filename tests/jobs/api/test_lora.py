@@ -1,5 +1,6 @@
 """LoRA adapters as models of their own: in the list, in live requests, in jobs and batches, on the command line."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from headrace import LLM, Client, LoRARequest, SamplingParams
 from headrace.engine.errors import ModelError
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
+from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.errors import SpecError
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.lora import parse_loras
@@ -47,10 +49,14 @@ def expected(folders: dict[str, Path]) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def http(served: Path, folders: dict[str, Path]) -> Iterator[TestClient]:
-    """A server with the adapters, whose requests the session's worker answers."""
+def models(folders: dict[str, Path]) -> ServedModels:
     loras = parse_loras(f"{name}={folder}" for name, folder in folders.items())
-    models = ServedModels.of([str(MODEL)], lora_modules=loras)
+    return ServedModels.of([str(MODEL)], lora_modules=loras)
+
+
+@pytest.fixture(scope="module")
+def http(served: Path, models: ServedModels) -> Iterator[TestClient]:
+    """A server with the adapters, whose requests the session's worker answers."""
     with (
         Client(Settings.from_environment(environment(served))) as client,
         TestClient(create_app(client, models)) as http,
@@ -73,6 +79,30 @@ def test_chats(http, expected):
         for text, answer in zip(TEXTS, answers, strict=True):
             body = http.post("/v1/chat/completions", json=chat(name, text)).raise_for_status().json()
             assert (body["model"], body["choices"][0]["message"]["content"]) == (name, answer)
+
+
+def test_a_batch_has_the_fingerprint_of_a_chat(http, client, models):
+    """Of the adapter: with another one a seed gives other answers."""
+
+    def posted(path: str, **body: Any) -> dict[str, Any]:
+        return http.post(path, **body).raise_for_status().json()
+
+    def in_a_batch(asked: dict[str, Any]) -> dict[str, Any]:
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+        file = posted("/v1/files", files={"file": ("lines.jsonl", json.dumps(line))}, data={"purpose": "batch"})
+        batch = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "1h"}
+        path = f"/v1/batches/{posted('/v1/batches', json=batch)['id']}"
+        wait_until(lambda: http.get(path).json()["output_file_id"] is not None, "it has an output")
+        return http.get(f"/v1/files/{http.get(path).json()['output_file_id']}/content").json()["response"]["body"]
+
+    fingerprints = set()
+    with BatchKeeper.of(client, models):
+        for name in (MODEL.name, "kind"):
+            live, batched = posted("/v1/chat/completions", json=chat(name, TEXTS[0])), in_a_batch(chat(name, TEXTS[0]))
+            assert batched["system_fingerprint"] == live["system_fingerprint"]
+            assert batched["choices"] == live["choices"]
+            fingerprints.add(live["system_fingerprint"])
+    assert len(fingerprints) == 2
 
 
 def test_a_name_that_nobody_has(http):
