@@ -115,6 +115,8 @@ class ResponseEvents:
     done = b""
     _output: list[dict[str, Any]] = field(default_factory=list)
     _open: OpenItem | None = None
+    # Log-probabilities of tokens without a text: of half a character, or of what becomes a call.
+    _held: list[Mapping[str, Any]] = field(default_factory=list)
     _num_events: int = 0
     _finish_reason: str = ""
 
@@ -127,13 +129,14 @@ class ResponseEvents:
             thought = self._open if isinstance(self._open, OpenThought) else OpenThought(self._next_id())
             yield from self._turn_to(thought)
             yield from self._of_item(thought.add(event.reasoning))
-        if event.text or event.logprobs:
-            yield from self._say(event)
+        self._held += event.logprobs or ()
+        if event.text or (self._held and isinstance(self._open, OpenMessage)):
+            yield from self._say(event.text)
         for delta in event.calls if isinstance(event, CallEvent) else ():
             yield from self._call(delta)
         if event.is_final:
             if self._open is None:
-                yield from self._turn_to(OpenMessage(self._next_id()))
+                yield from self._say("") if self._held else self._turn_to(OpenMessage(self._next_id()))
             yield from self._close(last_status(str(event.finish_reason)))
             self._finish_reason = str(event.finish_reason)
 
@@ -149,12 +152,15 @@ class ResponseEvents:
         failed["error"] = {"code": error.code or "server_error", "message": str(error.detail)}
         return self._event("error", told) + self._event("response.failed", {"response": failed})
 
-    def _say(self, event: StreamEvent) -> Iterator[bytes]:
+    def _say(self, text: str) -> Iterator[bytes]:
         message = self._open if isinstance(self._open, OpenMessage) else OpenMessage(self._next_id())
         yield from self._turn_to(message)
-        yield from self._of_item(message.add(event.text, event.logprobs))
+        held, self._held = self._held, []
+        yield from self._of_item(message.add(text, held))
 
     def _call(self, delta: CallDelta) -> Iterator[bytes]:
+        # A call has none.
+        self._held = []
         if delta.id is not None:
             yield from self._turn_to(OpenCall(self._next_id(), delta))
         assert isinstance(self._open, OpenCall)

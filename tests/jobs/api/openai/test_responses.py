@@ -101,9 +101,12 @@ def test_a_model_is_parsed(openai_client: OpenAI) -> None:
     assert held.status == "completed"
 
 
+@pytest.mark.parametrize("num_logprobs", [None, 1])
 @pytest.mark.parametrize("choice", [None, NAMED, "required"])
-def test_a_stream_brings_the_same(openai_client: OpenAI, choice: Any) -> None:
+def test_a_stream_brings_the_same(openai_client: OpenAI, choice: Any, num_logprobs: int | None) -> None:
     options: dict[str, Any] = {"model": NAME, "input": QUESTION, "temperature": 0, "max_output_tokens": 100}
+    if num_logprobs is not None:
+        options["top_logprobs"] = num_logprobs
     if choice is not None:
         options |= {"tools": [ROUTE], "tool_choice": choice, "parallel_tool_calls": False}
     whole = openai_client.responses.create(**options)
@@ -288,6 +291,26 @@ def test_what_is_thought_behind_what_was_said_stands_before_the_call() -> None:
     assert [message["reasoning_content"] for message in messages] == ["first", "second", "third\nof two."]
     assert [message["content"] for message in messages] == ["Let me look.", "", ""]
     assert [[call["id"] for call in message.get("tool_calls", ())] for message in messages] == [[], ["1"], ["2", "3"]]
+
+
+def test_log_probabilities_wait_for_the_message_that_they_are_of() -> None:
+    """A token may bring no text: half a character, or a piece of what becomes a call."""
+    entries: list[Any] = [{"token_id": n, "token": "", "logprob": -float(n), "top": []} for n in range(5)]
+
+    def parts_of(*given: StreamEvent) -> list[Any]:
+        events = ResponseEvents(Head("resp_1", "m", "fp", 1), asked().told_again(SamplingSpec()))
+        for event in (*given, StreamEvent(5, logprobs=(entries[4],)), StreamEvent(6, finish_reason="stop")):
+            list(events.add(0, event))
+        output = json.loads(events.usage(Usage()).decode().partition("data: ")[2])["response"]["output"]
+        return [[each["logprob"] for part in item.get("content", ()) for each in part["logprobs"]] for item in output]
+
+    half, whole = StreamEvent(1, logprobs=(entries[0],)), StreamEvent(2, text="é", logprobs=(entries[1],))
+    head = CallEvent.of(StreamEvent(3, logprobs=(entries[2],)), "", [CallDelta.first("k", 0, "f", "{")])
+    rest = CallEvent.of(StreamEvent(4, logprobs=(entries[3],)), "", [CallDelta(0, "}")])
+    assert parts_of(half, whole) == [[0, -1, -4]]
+    assert parts_of(half, whole, head, rest) == [[0, -1, -2], []]
+    assert parts_of(half, head, rest) == [[]]
+    assert parts_of() == [[-4]]
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])
