@@ -32,8 +32,11 @@ def refusal(scope: Scope, local_names_only: bool) -> Response | None:
     host, origin = headers.get("host", ""), headers.get("origin")
     if local_names_only and host and not _is_local(host):
         return error_response(403, f"the host {host!r} is not answered: {_ADVICE}", "host_not_allowed")
-    if scope["type"] == "http" and scope["method"] not in _SAFE_METHODS and _is_foreign(headers, host, origin):
-        message = f"a page of {origin or 'another site'} may change nothing here while no API key is needed"
+    # What a page asks otherwise its browser does not let it read, what comes through a WebSocket it does.
+    is_socket = scope["type"] == "websocket"
+    if (is_socket or scope["method"] not in _SAFE_METHODS) and _is_foreign(headers, host, origin):
+        kept = "open no WebSocket" if is_socket else "change nothing"
+        message = f"a page of {origin or 'another site'} may {kept} here while no API key is needed"
         return error_response(403, message, "origin_not_allowed")
     return None
 

@@ -43,7 +43,7 @@ def code_of(response: Any) -> str | None:
         ({"Sec-Fetch-Site": "same-site"}, True),
     ],
 )
-def test_a_page_of_another_site_changes_nothing(desk: Desk, headers: dict[str, str], is_foreign: bool) -> None:
+def test_a_page_of_another_site_does_nothing(desk: Desk, headers: dict[str, str], is_foreign: bool) -> None:
     answers = [
         desk.http.post("/jobs/upload", files=FILES, data=FIELDS, headers=headers),
         desk.http.post("/v1/files", files=FILES, data={"purpose": "batch"}, headers=headers),
@@ -53,8 +53,11 @@ def test_a_page_of_another_site_changes_nothing(desk: Desk, headers: dict[str, s
     if is_foreign:
         assert answers[0].headers["x-request-id"]
         assert desk.http.get("/jobs").json()["data"] == desk.http.get("/v1/files").json()["data"] == []
-    # What it asks for its browser does not let it read.
+    # What it asks for its browser does not let it read, but for what comes through a WebSocket.
     assert desk.http.get("/jobs", headers=headers).status_code == 200
+    with pytest.raises(WebSocketDenialResponse) as denied:
+        desk.http.websocket_connect("/requests/req_1/stream", headers=headers).__enter__()
+    assert denied.value.status_code == (403 if is_foreign else 404)
 
 
 def test_with_a_key_it_may_come_from_anywhere(desk: Desk) -> None:
