@@ -25,7 +25,10 @@ EVERYWHERE: Responses = {
 }
 LATER: Responses = {501: {"model": ErrorBody, "description": "It is of a later version than this server"}}
 _BAD_CURSOR: Responses = {400: {"model": ErrorBody, "description": "There is no such job to list those after"}}
-_BAD_BODY: Responses = {400: {"model": ErrorBody, "description": "The body is not JSON"}}
+_BAD_BODY: Responses = {
+    400: {"model": ErrorBody, "description": "The body is not JSON"},
+    415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
+}
 _ENDED: Responses = {409: {"model": ErrorBody, "description": "The job's state does not allow it"}}
 _NO_ROOM: Responses = {507: {"model": ErrorBody, "description": "There is no room for the rows"}}
 _NOT_OURS: Responses = {409: {"model": ErrorBody, "description": "The output folder holds something else"}}
@@ -162,7 +165,7 @@ def retry_job(job_id: str, service: Service) -> JobAnswer:
     return service.retry(job_id)
 
 
-@router.post("/{job_id}/priority", responses=_BAD_BODY | NOT_FOUND | _ENDED)
+@router.post("/{job_id}/priority", responses=_BAD_BODY | NOT_FOUND | _ENDED, dependencies=[Depends(expect_json)])
 def set_priority(job_id: str, service: Service, priority: Annotated[Priority, Body(embed=True)]) -> JobAnswer:
     """Have the job's shards taken before those of jobs with a lower priority. What is under way goes on."""
     return service.set_priority(job_id, priority)

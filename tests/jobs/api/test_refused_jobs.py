@@ -109,6 +109,8 @@ def test_only_json_is_taken(server: Server) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert_error(post_raw(server, body, kind), 415, "not_json")
     assert post_raw(server, body, "application/json; charset=utf-8").status_code == 201
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert_error(server.http.post("/jobs/job_1/priority", content='{"priority": 1}', headers=form), 415, "not_json")
 
 
 @pytest.mark.parametrize("announced", [True, False])
