@@ -25,7 +25,10 @@ _NOT_FOUND: _Responses = {404: {"model": ErrorBody, "description": "There is no 
 _CREATE: _Responses = {
     400: {"model": ErrorBody, "description": "A field is missing or can not be used"},
     404: {"model": ErrorBody, "description": "There is no such input file"},
+    408: {"model": ErrorBody, "description": "Nothing more of the body came for a minute"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
+    429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},
 }
 _CANCEL: _Responses = _NOT_FOUND | {409: {"model": ErrorBody, "description": "The batch has ended"}}
 

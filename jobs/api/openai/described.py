@@ -16,6 +16,7 @@ COMPLETION_RESPONSES: _Responses = {
     408: {"model": ErrorBody, "description": "Nothing more of the body came for a minute"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
+    429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},
     503: {"model": ErrorBody, "description": "No worker serves the model (yet), or Redis does not answer"},
 }
 RESPONSE_RESPONSES: _Responses = {

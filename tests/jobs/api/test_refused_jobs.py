@@ -182,6 +182,22 @@ def test_the_routes_are_described(server: Server) -> None:
     assert refused["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
 
 
+def test_it_says_how_a_key_is_sent_and_where_too_much_is_refused(server: Server) -> None:
+    """So that clients that are generated from it can send one."""
+    description = server.http.get("/openapi.json").json()
+    [(name, scheme)] = description["components"]["securitySchemes"].items()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    operations = {
+        (method, path): each for path, methods in description["paths"].items() for method, each in methods.items()
+    }
+    # Until there is a key none is needed.
+    secured = {path for (_, path), each in operations.items() if each.get("security") == [{name: []}, {}]}
+    assert {path for _, path in operations} - secured == {"/health", "/ready", "/metrics"}
+    counted = {path for (method, path), each in operations.items() if method == "post" and "429" in each["responses"]}
+    live = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+    assert counted == live | {"/v1/batches", "/v1/files", "/jobs", "/jobs/upload"}
+
+
 def test_every_route_is_described_with_its_errors(server: Server) -> None:
     described = server.http.get("/openapi.json")
     assert "HTTPValidationError" not in described.text
