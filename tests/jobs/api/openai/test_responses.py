@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.jobs.api.errors import ApiError
@@ -142,6 +143,19 @@ def test_a_stream_brings_the_same(openai_client: OpenAI, choice: Any, num_logpro
     turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "done"})
     with pytest.raises(BadRequestError, match="the roles of this model are system, user and assistant, not tool"):
         openai_client.responses.create(model=NAME, input=turns)
+
+
+@pytest.mark.parametrize("choice", [None, NAMED])
+def test_nothing_is_lacking_that_the_official_client_knows(api: ApiServer, choice: Any) -> None:
+    """What is, it would read as None where programs expect a number."""
+    event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    asked: dict[str, Any] = {"model": NAME, "input": QUESTION, "temperature": 0, "top_logprobs": 1}
+    if choice is not None:
+        asked |= {"tools": [ROUTE], "tool_choice": choice}
+    Response.model_validate(api.post("/v1/responses", **asked))
+    streamed = api.http.post("/v1/responses", json={**asked, "stream": True}).raise_for_status().text
+    events = [event_type.validate_json(each.partition("data: ")[2]) for each in streamed.split("\n\n")[:-1]]
+    assert events[-1].type == "response.completed"
 
 
 def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: Callable[..., Result]) -> None:
