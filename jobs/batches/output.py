@@ -224,7 +224,8 @@ class OutputWriter:
 
 def _answers(row: Mapping[str, Any]) -> list[Answer]:
     before = row.get(ECHO) or "", row.get("prompt_logprobs")
-    reasoning = None if row.get(OMIT_REASONING) else row.get("reasoning")
+    is_told = not row.get(OMIT_REASONING)
+    reasoning = row.get("reasoning") if is_told else None
     if row.get(ECHOES_ONLY):
         return [Answer.of_prompt(*before) for _ in row["outputs"] or [row["output"]]]
     # Workers of an earlier version write none.
@@ -235,10 +236,10 @@ def _answers(row: Mapping[str, Any]) -> list[Answer]:
     logprobs = row["outputs_logprobs"] or [None] * len(row["outputs"])
     columns = (row["outputs"], row["finish_reasons"], logprobs)
     answers = [Answer(*answer, *before) for answer in zip(*columns, strict=True)]
-    told = zip(answers, stopped or [None] * len(answers), strict=True)
-    first, *others = (replace(answer, stop_reason=reason) for answer, reason in told)
-    # Of several answers a data set has the first one's.
-    return [replace(first, reasoning=reasoning), *others]
+    # Of several answers workers of an earlier version write the first one's.
+    thought = (row.get("outputs_reasoning") if is_told else None) or [reasoning] + [None] * (len(answers) - 1)
+    told = zip(answers, stopped or [None] * len(answers), thought, strict=True)
+    return [replace(answer, stop_reason=reason, reasoning=thinking) for answer, reason, thinking in told]
 
 
 def _with_calls(answer: Answer, form: CallFormat, key: str) -> Answer:

@@ -19,7 +19,8 @@ def answer_columns(
 ) -> dict[str, Any]:
     """The columns of a row that was answered, once or several times; `output` and its like are the `chosen` answer's.
 
-    `with_all_answers`: also what stopped each, and of several how each ended and each one's log-probabilities.
+    `with_all_answers`: also what stopped each, and of several how each ended, and each one's log-probabilities and
+    thinking.
     """
     (request, answer), (_, first) = samples[chosen], samples[0]
     num_prompt_tokens = len(request.prompt_token_ids)
@@ -34,7 +35,7 @@ def answer_columns(
     if request.params.choices is not None:
         columns |= _label(request, answer)
     if request.reasoning is not None:
-        columns["reasoning"] = reasoning_text(tokenizer, request, answer.token_ids, answer.finish_reason)
+        columns["reasoning"] = _reasoning(tokenizer, request, answer)
         columns["reasoning_tokens"] = sum(num_reasoning_tokens(each, its.token_ids) for each, its in samples)
     if len(samples) > 1:
         columns["outputs"] = [text_of(tokenizer, *sample) for sample in samples]
@@ -52,12 +53,18 @@ def answer_columns(
         columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
         if num_top is not None:
             columns["outputs_logprobs"] = [_logprobs(tokenizer, *sample, num_top) for sample in samples]
+        if request.reasoning is not None:
+            columns["outputs_reasoning"] = [_reasoning(tokenizer, *sample) for sample in samples]
     return columns
 
 
 def error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:
     """The columns of a row that has no answer."""
     return {"error": error, "prompt_tokens": num_prompt_tokens, "cached_tokens": 0, "completion_tokens": 0}
+
+
+def _reasoning(tokenizer: Tokenizer, request: Request, answer: Answer) -> str | None:
+    return reasoning_text(tokenizer, request, answer.token_ids, answer.finish_reason)
 
 
 def _logprobs(tokenizer: Tokenizer, request: Request, answer: Answer, num_top: int) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ _ALL_ANSWERS = (
     # As JSON: some are texts, others token ids. Null where the answers, or the only one, have none.
     pa.field("stop_reasons", pa.list_(pa.string())),
     pa.field("outputs_logprobs", pa.list_(_LOGPROBS)),
+    pa.field("outputs_reasoning", pa.list_(pa.string())),
 )
 
 

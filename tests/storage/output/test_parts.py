@@ -139,10 +139,10 @@ def test_every_column_is_described_and_reserved() -> None:
     flags = [name for name in signature(parts.output_schema).parameters if name.startswith("with_")]
     schema = parts.output_schema([], choices=("a",), parsed=pa.bool_(), **dict.fromkeys(flags, True))
     # How each of `outputs` of a batch's rows ended: what the batch's own files are made of.
-    of_batches = {"finish_reasons", "outputs_logprobs", "stop_reasons"}
+    of_batches = {"finish_reasons", "outputs_logprobs", "outputs_reasoning", "stop_reasons"}
     for name in schema.names:
         # An input of a job with reasoning has no such columns; of a batch's nothing is carried.
-        assert name in {*RESERVED_NAMES, *REASONING_NAMES, "stop_reasons"}
+        assert name in {*RESERVED_NAMES, *REASONING_NAMES, "outputs_reasoning", "stop_reasons"}
         assert name in of_batches or f"`{name}`" in page
     assert all(f"`{field.name}`" in page for field in schema.field("receipt").type)
 

@@ -126,6 +126,18 @@ def test_a_batch_writes_both(thinker: Thinker, headrace: Callable[..., Result]) 
     assert verified.status == 0, verified
 
 
+def test_of_several_answers_each_has_its_own(thinker: Thinker) -> None:
+    asked: dict[str, Any] = {"temperature": 1.5, "seed": 7, "n": 3, "max_tokens": 30}
+    told: dict[str, Any] = {"include_reasoning": True, "thinking_token_budget": 5}
+    line = chat_line("several", CHAT[0]["content"], model=thinker.model.name, **asked, **told)
+    live = thinker.openai.chat.completions.create(model=thinker.model.name, messages=CHAT, **asked, extra_body=told)
+    expected = [choice.message.to_dict() for choice in live.choices]
+    assert len({message["reasoning"] for message in expected}) == 3
+    done = wait_for(thinker.openai, create(thinker.openai, [line]))
+    body = file_lines(thinker.openai, done.output_file_id)["several"]["response"]["body"]
+    assert [choice["message"] for choice in body["choices"]] == expected
+
+
 @pytest.mark.parametrize("options", [("--choices", ",".join(LABELS)), ("--regex", "[a-z]{3,8}"), ()])
 def test_a_job_is_made_again_as_it_was(
     thinker: Thinker, headrace: Callable[..., Result], few: Path, tmp_path: Path, options: tuple[str, ...]

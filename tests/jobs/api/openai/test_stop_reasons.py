@@ -85,3 +85,4 @@ def test_parts_of_an_earlier_version_have_none() -> None:
     several = {"outputs": ["a", "b"], "finish_reasons": ["stop", "length"], "outputs_logprobs": None}
     assert [answer.stop_reason for answer in _answers(several)] == [None, None]
     assert [answer.stop_reason for answer in _answers({**several, "stop_reasons": [None, "7"]})] == [None, 7]
+    assert [answer.reasoning for answer in _answers({**several, "reasoning": "hm"})] == ["hm", None]
