@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, File, Form, Header, Query, Request, Response, UploadFile
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
+from starlette.datastructures import UploadFile as SentFile
 from starlette.requests import HTTPConnection
 
 from ...storage.ledger.records import JobState
@@ -56,6 +57,12 @@ def _expect_form(request: Request) -> None:
         raise ApiError(415, "send the body with the header Content-Type: multipart/form-data", "unsupported_media_type")
 
 
+def _expect_file(given: Any) -> Any:
+    if not isinstance(given, SentFile):
+        raise ValueError("a file is expected, with a filename")
+    return given
+
+
 Key = Annotated[
     str | None, Header(min_length=1, max_length=255, description="The job created with this key, if there is one.")
 ]
@@ -82,7 +89,11 @@ def create_job(
     UPLOAD_PATH.removeprefix("/jobs"), status_code=201, responses=_CREATE, dependencies=[Depends(_expect_form)]
 )
 def upload_job(
-    file: Annotated[UploadFile, File(description="JSONL, CSV (both also .gz, .zst) or Parquet, by its name's ending.")],
+    file: Annotated[
+        UploadFile,
+        BeforeValidator(_expect_file),
+        File(description="JSONL, CSV (both also .gz, .zst) or Parquet, by its name's ending."),
+    ],
     job: Annotated[str, Form(description="The options of a job, without rows, as JSON.", examples=[_OPTIONS])],
     service: Service,
     quota: JobQuota,

@@ -113,6 +113,13 @@ def test_only_json_is_taken(server: Server) -> None:
     assert_error(server.http.post("/jobs/job_1/priority", content='{"priority": 1}', headers=form), 415, "not_json")
 
 
+def test_a_text_is_no_file(server: Server) -> None:
+    """As curl sends it without an @."""
+    form = {"file": (None, "rows.jsonl"), "job": (None, json.dumps({"model": "model", "prompt": "{text}"}))}
+    message = assert_error(server.http.post("/jobs/upload", files=form), 422, "invalid_value", "file")
+    assert message == "file: a file is expected, with a filename, not 'rows.jsonl'"
+
+
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_may_not_be_too_large(server: Server, announced: bool) -> None:
     body = b" " * (MAX_BODY_BYTES + 1)
