@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..schemas import Text
-from .body import Body, Ignored, Unsupported, listed
+from .body import UNSUPPORTED, Body, Ignored, Unsupported, listed
 from .chat_schemas import Role
 
 
@@ -58,10 +59,20 @@ class SummaryPart(Body):
     text: Text
 
 
+def _kind(given: Any) -> Any:
+    # Vercel's AI SDK sends it where it is not told otherwise.
+    if given == "item_reference":
+        advice = "nothing is kept here: send the item itself, as clients do with store false"
+        raise PydanticCustomError(UNSUPPORTED, "{advice}", {"advice": advice})
+    return given
+
+
 class InputItem(Body):
     """A turn of the conversation. What an earlier response had as `output` may be sent back as it came."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output", "reasoning"], BeforeValidator(_kind)
+    ] = "message"
     role: Role | None = None
     content: Parts | None = None
     call_id: Text | None = None
