@@ -11,9 +11,8 @@ from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.tokenizer import Tokenizer
 from ..calls.events import merged_calls
 from ..calls.formats import CallFormat
-from ..spec.response_format import checked
 from ..spec.schemas import JobSpec
-from ..spec.tool_choice import NamedTool, forced_form, is_forced
+from ..spec.tool_choice import NamedTool, check_form, forced_form, is_forced
 from ..spec.tools import TOOLS, functions_of, row_tools
 from ..streams.events import StreamEvent
 
@@ -67,9 +66,10 @@ class ForcedCalls:
         tools = self._tools.of(place)
         key = json.dumps(tools, default=str)
         if key not in self._forms:
-            form = forced_form(functions_of(tools), self._choice, self._is_parallel)
+            functions = functions_of(tools)
+            form = forced_form(functions, self._choice, self._is_parallel)
             try:
-                checked(form)
+                check_form(form, functions, self._choice)
             except ValueError as error:
                 raise InvalidRequestError(f"{TOOLS}: {error}", TOOLS) from error
             self._forms[key] = None if form is None else form.params

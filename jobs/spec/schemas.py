@@ -19,9 +19,8 @@ from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision
 from .problems import problem, with_arguments
-from .response_format import checked
 from .sampling import SamplingSpec
-from .tool_choice import ToolChoice, choice_problem, forced_form, is_forced
+from .tool_choice import ToolChoice, check_form, choice_problem, forced_form, is_forced
 from .tools import functions_of, tools_problem
 
 # Whoever adds an option adds it here, or to those of `sampling.py`: so do folders that are there stay resumable, and
@@ -183,8 +182,11 @@ class JobSpec(BaseModel):
             if getattr(self.sampling, name):
                 told = " cannot be held to beside ", Argument("tool_choice"), ": leave out one of the two"
                 raise SpecError(Argument(name), *told, field=f"sampling.{name}")
+        if self.tools is None:
+            return
+        functions = functions_of(self.tools)
         try:
-            checked(forced_form(functions_of(self.tools or ()), self.tool_choice) if self.tools else None)
+            check_form(forced_form(functions, self.tool_choice), functions, self.tool_choice)
         except ValueError as error:
             raise SpecError(Argument("tools"), f": {error}", field="tools") from error
 

@@ -1,7 +1,7 @@
 """Whether an answer has to call a tool, as OpenAI's `tool_choice` says it, and what it looks like then."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from ...engine.structured.closed_schema import closed
 from ...engine.structured.schema_numbers import within_range
 from ...engine.structured.structured_outputs import WHITESPACE
-from .response_format import StructuredOutputs
+from .response_format import StructuredOutputs, checked
 
 # By a function's name the JSON schema of its arguments; empty where it takes none.
 Functions = Mapping[str, Mapping[str, Any]]
@@ -75,9 +75,45 @@ def forced_form(functions: Functions, choice: ToolChoice | None, is_parallel: bo
     None where the model is free. `is_parallel`: whether there may be several. `choice_problem` has found none.
     """
     if isinstance(choice, NamedTool):
-        arguments = dict(functions[choice.function.name] or _NOTHING)
-        return StructuredOutputs(json_=arguments, disable_any_whitespace=True)
+        return _arguments(functions[choice.function.name])
     return StructuredOutputs(grammar=_calls_grammar(functions, is_parallel)) if choice == "required" else None
+
+
+def check_form(form: StructuredOutputs | None, functions: Functions, choice: ToolChoice | None) -> None:
+    """Compile what `forced_form` has made of the others. Raises `ValueError` naming the function at fault."""
+    for name in _forced_names(functions, choice):
+        kinds = functions[name].get("type", "object")
+        if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+            given = f", not {kinds!r}" if isinstance(kinds, str) else ""
+            raise ValueError(f'the parameters of {name!r} must have type "object"{given}')
+    try:
+        checked(form)
+    except ValueError as error:
+        raise ValueError(_fault(functions, choice) or str(error)) from error
+
+
+def _forced_names(functions: Functions, choice: ToolChoice | None) -> Iterator[str]:
+    """Those of which one is called."""
+    yield from (choice.function.name,) if isinstance(choice, NamedTool) else functions if is_forced(choice) else ()
+
+
+def _fault(functions: Functions, choice: ToolChoice | None) -> str | None:
+    """Which function's parameters can not be compiled, and why: a grammar of all says neither."""
+    for name in _forced_names(functions, choice):
+        try:
+            checked(_arguments(functions[name]))
+        except ValueError as error:
+            return f"the parameters of {name!r}: {error}"
+    return None
+
+
+def _arguments(parameters: Mapping[str, Any]) -> StructuredOutputs:
+    return StructuredOutputs(json_=_of_object(parameters), disable_any_whitespace=True)
+
+
+def _of_object(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Whoever leaves out the type means one, as arguments are."""
+    return {**parameters, "type": "object"} if parameters else _NOTHING
 
 
 def _calls_grammar(functions: Functions, is_parallel: bool) -> str:
@@ -88,6 +124,6 @@ def _calls_grammar(functions: Functions, is_parallel: bool) -> str:
     for index, (name, arguments) in enumerate(functions.items()):
         # Lark's strings are JSON's.
         head = json.dumps(f'{{"name": {json.dumps(name)}, "parameters": ')
-        schema = {**within_range(closed(arguments or _NOTHING)), "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        schema = {**within_range(closed(_of_object(arguments))), "x-guidance": {"whitespace_pattern": WHITESPACE}}
         rules.append(f'call_{index}: {head} %json {json.dumps(schema)} "}}"')
     return "\n".join(rules)

@@ -12,12 +12,12 @@ from ....engine.text.chat_ending import ChatEnding
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
 from ...spec.sampling import SamplingSpec
-from ...spec.tool_choice import ToolChoice
+from ...spec.tool_choice import ToolChoice, check_form
 from ..errors import ApiError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
 from .sampling_schemas import SamplingFields
-from .tools import Tool, forced_call
+from .tools import Tool, forced_call, functions_of
 from .vllm_fields import VllmChatFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -234,12 +234,11 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
 
     def sampling(self, default_max_tokens: int, default_seed: int, defaults: SamplingDefaults) -> SamplingSpec:
         try:
-            return super().sampling(default_max_tokens, default_seed, defaults)
-        except ApiError as error:
-            if self.forced_call is None or not (error.param or "").startswith("structured_outputs"):
-                raise
+            check_form(self.forced_call, functions_of(self.tools or ()), self.tool_choice)
+        except ValueError as error:
             # Under the name that the request has it.
-            raise ApiError(400, f"tools: {error.detail}", "invalid_value", "tools") from error
+            raise ApiError(400, f"tools: {error}", "invalid_value", "tools") from error
+        return super().sampling(default_max_tokens, default_seed, defaults)
 
     def _of_its_own(self) -> dict[str, Any]:
         form = {} if self.forced_call is None else {"structured_outputs": self.forced_call}

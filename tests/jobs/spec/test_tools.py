@@ -36,6 +36,8 @@ def test_a_job_without_functions_is_stored_as_before_there_were_any():
 
 
 NAMED = {"type": "function", "function": {"name": "f"}}
+THING = {"type": "function", "function": {"name": "g", "parameters": {"properties": {"a": {"type": "it"}}}}}
+NAMED_THING = {"type": "function", "function": {"name": "g"}}
 
 
 @pytest.mark.parametrize(
@@ -62,15 +64,21 @@ NAMED = {"type": "function", "function": {"name": "f"}}
             "says what the answer is",
         ),
         (
-            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": "thing"}}}], "tool_choice": NAMED},
+            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": "array"}}}], "tool_choice": NAMED},
             "tools",
-            "^tools: ",
+            "^tools: the parameters of 'f' must have type \"object\", not 'array'$",
         ),
         (
-            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": "thing"}}}], "tool_choice": "required"},
+            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": ["null"]}}}], "tool_choice": "required"},
             "tools",
-            "^tools: ",
+            "^tools: the parameters of 'f' must have type \"object\"$",
         ),
+        (
+            {"tools": [F, THING], "tool_choice": NAMED_THING},
+            "tools",
+            "^tools: the parameters of 'g': Invalid type: it$",
+        ),
+        ({"tools": [F, THING], "tool_choice": "required"}, "tools", "^tools: the parameters of 'g': Invalid type: it$"),
     ],
 )
 def test_a_choice_of_tools_that_no_answer_could_be_is_refused(given, field, problem):

@@ -16,6 +16,7 @@ from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
 from headrace.jobs.api.openai.expected_calls import expected_calls
 from headrace.jobs.calls.formats import CallFormat
 from headrace.jobs.live.prompt import LivePrompts
+from headrace.jobs.spec.response_format import StructuredOutputs
 
 from ...calls.written_calls import F, G, P, Q, parsed
 from ...running import MODEL
@@ -82,6 +83,16 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
     assert plain.choices[0].message.tool_calls is None
 
 
+def follows(form: StructuredOutputs | None, text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text is a whole answer of that form."""
+    assert form is not None
+    grammar = tokenizer.grammar(form.params)
+    assert grammar is not None
+    matcher = grammar.start.deep_copy()
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+
+
 def test_each_tool_has_its_own_definitions() -> None:
     # That there are no others need not be said.
     other = {**KIND, "$defs": {"Kind": {"const": "other"}}}
@@ -90,12 +101,7 @@ def test_each_tool_has_its_own_definitions() -> None:
 
     def fits(text: str, is_parallel: bool = True) -> bool:
         form = request(tools=tools, tool_choice="required", parallel_tool_calls=is_parallel).forced_call
-        assert form is not None
-        grammar = tokenizer.grammar(form.params)
-        assert grammar is not None
-        matcher = grammar.start.deep_copy()
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+        return follows(form, text, tokenizer)
 
     billing, own = (
         f'{{"name": "{n}", "parameters": {{"kind": "{k}"}}}}' for n, k in (("route", "billing"), ("other",) * 2)
@@ -108,11 +114,31 @@ def test_each_tool_has_its_own_definitions() -> None:
     assert not fits("[" + own.replace('"kind": "other"', '"kind": "other", "more": 1') + "]")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"const": 1}}, "required": ["a"]},
+        {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "required": ["a"]},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"const": 1}}, "required": ["a"]}}},
+    ],
+)
+def test_what_a_forced_call_brings_is_an_object(parameters: dict[str, Any]) -> None:
+    """As a caller reads it, and as OpenAI demands its type to say; some leave the type out."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, whole in ("required", '[{"name": "f", "parameters": %s}]'), (named, "%s"):
+        form = request(tools=tools, tool_choice=choice).forced_call
+        texts = ('{"a":1}', '{"b":1}', "1", "null", '"a"')
+        assert [follows(form, whole % text, tokenizer) for text in texts] == [True, False, False, False, False]
+
+
 def test_a_schema_at_fault_is_named() -> None:
-    bad = {"type": "function", "function": {"name": "o", "parameters": {"type": "nothing"}}}
+    bad = {"type": "function", "function": {"name": "o", "parameters": {"properties": {"a": {"type": "nothing"}}}}}
     with pytest.raises(ApiError) as caught:
-        request(tools=[bad], tool_choice="required").sampling(9, 0, {})
+        request(tools=[*TOOLS, bad], tool_choice="required").sampling(9, 0, {})
     assert caught.value.param == "tools"
+    assert str(caught.value.detail) == "tools: the parameters of 'o': Invalid type: nothing"
 
 
 def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> None:
