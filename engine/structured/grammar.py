@@ -24,6 +24,8 @@ _NUM_CHECKED = 256
 # a few bounded strings needs half of the fuel over a vocabulary of 65,000 tokens.
 _LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}
 _END = "<|end of the grammar|>"
+# Nobody here can set what llguidance advises, and it takes those that it can tell to exclude each other.
+_ONE_OF = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
 class Grammar:
@@ -147,7 +149,8 @@ def _llguidance() -> Any:
 
 
 def _refusal(reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs: {' '.join(reason.split())}", "structured_outputs")
+    reason = " ".join(reason.split()).replace(_ONE_OF, " where several may hold: say anyOf")
+    return InvalidRequestError(f"structured_outputs: {reason}", "structured_outputs")
 
 
 def reason_of(matcher: Any) -> str:

@@ -283,6 +283,10 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     "no text matches": ({"regex": r"[^\s\S]"}, "no answer fits"),
     "unsatisfiable": ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "Unsatisfiable"),
     "unsupported": ({"json": {"type": "array", "uniqueItems": True}}, r'Unimplemented keys: \["uniqueItems"\]'),
+    "parts that may both hold": (
+        {"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}},
+        "^structured_outputs: oneOf constraints are not supported where several may hold: say anyOf$",
+    ),
     "no such type": ({"json": {"type": "nonsense"}}, "Invalid type: nonsense"),
     "no such reference": ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
     "elsewhere": ({"json": {"$ref": "https://example.com/schema"}}, "structured_outputs: "),
