@@ -177,7 +177,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             raise misfit("top_logprobs", "top_logprobs has no meaning without logprobs: say true for them too")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
-        if self.forced_call is not None and (self.choices or self.response_format or self.structured_outputs):
+        if self.forced_call is not None and (self.choices or self.structured_outputs):
             raise misfit("tool_choice", "tool_choice says what the answer is: leave out what else gives it a form")
         if self.continue_final_message and self.add_generation_prompt is not False:
             raise misfit(
@@ -241,5 +241,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
         return super().sampling(default_max_tokens, default_seed, defaults)
 
     def _of_its_own(self) -> dict[str, Any]:
-        form = {} if self.forced_call is None else {"structured_outputs": self.forced_call}
+        # As with OpenAI: the format is that of an answer which is no call.
+        forced = {"structured_outputs": self.forced_call, "response_format": None}
+        form = {} if self.forced_call is None else forced
         return {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0, **form}

@@ -48,6 +48,17 @@ def test_a_named_function_is_called(openai_client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("kind", [{"type": "text"}, {"type": "json_object"}])
+def test_a_forced_call_goes_before_the_form_of_an_answer(openai_client: OpenAI, choice: Any, kind: Any) -> None:
+    """Which agents send with each request, whether they want a call or the last answer."""
+    options: Any = {**OPTIONS, "tool_choice": choice, "parallel_tool_calls": False}
+    plain = openai_client.chat.completions.create(**options).choices[0].message
+    formed = openai_client.chat.completions.create(**options, response_format=kind).choices[0].message
+    expected, calls = ([call.to_dict()["function"] for call in each.tool_calls or ()] for each in (plain, formed))
+    assert calls == expected != []
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_stream_brings_the_same_call(openai_client: OpenAI, choice: Any) -> None:
     options: Any = {**OPTIONS, "tool_choice": choice, "parallel_tool_calls": False}
     [whole] = openai_client.chat.completions.create(**options).choices
@@ -70,7 +81,7 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
         "has neither <tool_call>": {},
         "none of the tools": {"tool_choice": nobody},
         "tool_choice needs tools": {"tools": [], "tool_choice": "required"},
-        "what else gives it a form": {"tool_choice": "required", "response_format": {"type": "json_object"}},
+        "what else gives it a form": {"tool_choice": "required", "extra_body": {"guided_choice": ["a", "b"]}},
     }
     for words, options in refusals.items():
         with pytest.raises(BadRequestError, match=words):
