@@ -28,6 +28,7 @@ from ...storage.errors import (
     SinkUnavailable,
     SpoolDamaged,
     StoreUnavailable,
+    UnknownJob,
 )
 from ...storage.ledger.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
@@ -103,6 +104,7 @@ def answer_errors(app: FastAPI) -> None:
     # The latter are no fault of the server's program: somebody has removed or damaged what the job has written.
     for conflict in (JobEnded, NotRetriable, OutputNotEmpty, ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged):
         app.exception_handler(conflict)(_answer_conflict)
+    app.exception_handler(UnknownJob)(_answer_gone)
     app.exception_handler(QuotaExceeded)(_answer_over_quota)
     app.exception_handler(LaterVersion)(_answer_later)
     for away in AWAY:
@@ -195,6 +197,11 @@ def _answer_refused(request: Request, error: Exception) -> JSONResponse:
 
 def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
     return error_response(409, with_fields(error), "job_state", "job_id")
+
+
+def _answer_gone(request: Request, error: Exception) -> JSONResponse:
+    # Somebody has deleted it since it was looked up.
+    return error_response(404, "the job does not exist any more", "job_not_found", "job_id")
 
 
 def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:

@@ -6,14 +6,16 @@ from itertools import count
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import event
 
+from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.service import JobService
 from headrace.jobs.cli.json_jobs import json_job
 from headrace.jobs.client.client import Client
 from headrace.storage.ledger.ledger import Ledger
-from headrace.storage.ledger.records import Claim, NewJob, NewPart, NewShard
+from headrace.storage.ledger.records import Claim, JobRecord, NewJob, NewPart, NewShard
 
 from ...storage.ledger.claiming import claimed
 from ..running import MODEL
@@ -96,3 +98,40 @@ def test_the_end_of_a_job_has_its_time(unserved: Client, worker: Ledger, look: L
     assert [each["rows"]["done"] == 2 for each in told] == have_ended, told
     assert have_ended[0]
     assert not have_ended[-1]
+
+
+class DeletedMeanwhile(JobService):
+    """Somebody else deletes each job as soon as it has been looked up."""
+
+    def record(self, job_id: str) -> JobRecord:
+        job = super().record(job_id)
+        self.client.ledger.delete_job(job_id)
+        return job
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("GET", "/webhooks"),
+        ("GET", "/results"),
+        ("GET", "/results.parquet"),
+        ("POST", "/cancel"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/retry"),
+        ("POST", "/priority"),
+        ("DELETE", ""),
+    ],
+)
+def test_one_that_is_deleted_meanwhile_is_not_there(unserved: Client, method: str, path: str) -> None:
+    models = ServedModels.of([str(MODEL)])
+    begun(unserved.ledger, "job_1")
+    app = create_app(unserved, models)
+    app.state.service = DeletedMeanwhile(unserved, models)
+    with TestClient(app) as http:
+        answer = http.request(method, f"/jobs/job_1{path}", json={"priority": 1} if path == "/priority" else None)
+    # What needs nothing of it but what was found has been in time.
+    if answer.status_code != 200:
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "job_not_found"
