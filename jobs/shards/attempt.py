@@ -186,7 +186,7 @@ class ShardAttempt:
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
-        tools, prefix, salt = self.tools, str(self.claim.attempt_id), cache_salt(self.job.tenant)
+        tools, prefix, salt = self.tools, self.claim.name, cache_salt(self.job.tenant)
         row_requests = RowRequests(self.spec, tools.tokenizer, prefix, self._checkpoint.known, salt)
         receipt = tools.receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
         batch = RowBatch(table, done, row_requests, receipt)

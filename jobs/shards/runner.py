@@ -46,7 +46,8 @@ class ShardRunner:
     # The number of the shard that was taken last, by job, the one taken up latest at the end.
     _last: dict[str, int] = field(default_factory=dict)
     _claiming: threading.Lock = field(default_factory=threading.Lock)
-    _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
+    # By their claims' names.
+    _attempts: dict[str, ShardAttempt] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _draining: threading.Event = field(default_factory=threading.Event)
     _warnings: RareWarnings = field(default_factory=lambda: RareWarnings(logger))
@@ -138,7 +139,7 @@ class ShardRunner:
         self.adapters.expect(lora)
         # From here on its lease is renewed: weights may still be read for longer than it lasts.
         with self._lock:
-            self._attempts[claim.attempt_id] = attempt
+            self._attempts[claim.name] = attempt
         try:
             self._note_weights(job, lora)
             if self._draining.is_set():
@@ -146,7 +147,7 @@ class ShardRunner:
             return attempt.run()
         finally:
             with self._lock:
-                del self._attempts[claim.attempt_id]
+                del self._attempts[claim.name]
 
     def _note_weights(self, job: JobRecord, lora: LoraModule | None) -> None:
         try:
@@ -186,13 +187,14 @@ class ShardRunner:
 
     def renew_leases(self) -> None:
         """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
-        with self._lock:
-            attempts = dict(self._attempts)
+        attempts = self.attempts
         began = time.monotonic()
-        held = self.tools.ledger.leases.renew(self.owner, list(attempts), self.lease_seconds)
+        attempt_ids = [attempt.claim.attempt_id for attempt in attempts]
+        held = self.tools.ledger.leases.renew(self.owner, attempt_ids, self.lease_seconds)
         self._expect_time(time.monotonic() - began)
-        for attempt_id in attempts.keys() - held:
-            attempts[attempt_id].stop()
+        for attempt in attempts:
+            if attempt.claim.attempt_id not in held:
+                attempt.stop()
 
     def _expect_time(self, seconds: float) -> None:
         """Renewals come every third of a lease: one that takes as long leaves none to spare."""

@@ -108,7 +108,7 @@ class AttemptAtWork:
 
 def works_of(host: "EngineHost", shards: "ShardRunner") -> dict[Hashable, Work]:
     """What a worker is at, once it serves."""
-    attempts: dict[Hashable, Work] = {attempt.claim.attempt_id: AttemptAtWork(attempt) for attempt in shards.attempts}
+    attempts: dict[Hashable, Work] = {attempt.claim.name: AttemptAtWork(attempt) for attempt in shards.attempts}
     return {ENGINE: EngineAtWork(host), **attempts}
 
 

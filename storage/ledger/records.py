@@ -245,6 +245,11 @@ class Claim:
     seconds_left: float | None
 
     @property
+    def name(self) -> str:
+        """No other attempt's that a worker is at, without a slash: SQLite gives ids of deleted jobs' attempts again."""
+        return f"{self.job_id}:{self.shard_number}:{self.attempt_id}"
+
+    @property
     def is_expired(self) -> bool:
         """Whether the job's deadline had passed."""
         return self.seconds_left is not None and self.seconds_left < 0

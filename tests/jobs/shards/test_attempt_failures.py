@@ -17,7 +17,7 @@ from headrace.jobs.spec.lora import LoraModule
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger.leases import Leases
 from headrace.storage.ledger.ledger import Ledger
-from headrace.storage.ledger.records import AttemptOutcome, JobState, ShardState
+from headrace.storage.ledger.records import AttemptOutcome, JobState, NewJob, NewShard, ShardState
 from headrace.storage.ledger.tables import jobs
 from headrace.storage.rows.spool import write_shard
 
@@ -51,6 +51,31 @@ def test_after_three_engine_failures_the_open_rows_are_error_rows(shop, start):
     errors = shop.table()["error"].to_pylist()
     assert errors == [None, None, *["engine failed: RuntimeError: boom"] * 3]
     shop.assert_settled()
+
+
+def test_an_attempt_that_gets_a_deleted_one_s_number_is_another(shop, start, caplog):
+    """As SQLite gives them: a worker may still be at the shard of a job that was deleted."""
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    worker = shop.shard_runner()
+    shop.runner.close()
+    first = start(worker.run, SHARD)
+    shop.runner.wait_until_reached()
+    old, shard = shop.ledger.job(JOB), shop.ledger.shards(JOB)[0]
+    shop.ledger.delete_job(JOB)
+    job = NewJob("job_2", QUEUE, old.model, old.output_dir, "g", old.num_rows, old.spec)
+    shop.ledger.create_job(job, [NewShard(0, shard.num_rows, shard.spool_path)])
+    second = start(worker.run, "job_2/00000")
+    try:
+        wait_until(lambda: len(worker.attempts) == 2, "both are under way")
+        worker.renew_leases()
+    finally:
+        shop.runner.open()
+    first.result()
+    second.result()
+    assert worker.attempts == []
+    assert shop.ledger.progress("job_2").state is JobState.COMPLETED
+    assert shop.table()["output"].to_pylist() == [shop.text(row.row) for row in ROWS]
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_other_failures_do_not_count_as_the_engines(shop):
