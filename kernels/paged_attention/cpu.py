@@ -7,7 +7,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from .metadata import AttentionMetadata
 from .padded_group import PaddedGroup
 from .shared_prefix import attend_shared_prefix
-from .shared_rows import gather
 from .sinks import softmax_with_sinks
 
 # Of a rectangle of queries and keys, so many at a time: 64 MiB of float32.
@@ -51,7 +50,7 @@ def _attend(
 ) -> Tensor:
     """[n, max_query, num_heads, value_dim] of one group; what stands at padded queries means nothing."""
     queries = query[group.token_index].transpose(1, 2)
-    keys, values = (each.flatten(1, 2).transpose(1, 2) for each in gather(key_cache, value_cache, group.blocks))
+    keys, values = (each.transpose(1, 2) for each in group.gathered(key_cache, value_cache))
     mask = group.mask(keys.shape[2], sliding_window)
     # It would copy the keys for each head where values are not as long as they are.
     if soft_cap is not None or sinks is not None or values.shape[3] != keys.shape[3]:

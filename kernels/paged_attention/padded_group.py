@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .batch_layout import BatchLayout
+from .shared_rows import gather
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class PaddedGroup:
     token_index: [n, max_query] int64, which of the batch's tokens each query is (0 where padded). is_query:
     [n, max_query] bool. tokens: [number of queries] int64, `token_index` where `is_query`. prefix_blocks:
     [num_prefix_blocks] int64, blocks that all sequences begin with, or None. blocks: [n, max_blocks] int64, each
-    sequence's blocks after those (0 where padded). query_positions: [n, max_query] int64, each query's position,
-    counted from the end of the prefix blocks.
+    sequence's blocks after those (0 where padded). unwritten: [2, m] int64, the sequences and the slots of their
+    `blocks` that lie beyond their tokens. query_positions: [n, max_query] int64, each query's position, counted from
+    the end of the prefix blocks.
     """
 
     token_index: Tensor
@@ -25,6 +27,7 @@ class PaddedGroup:
     tokens: Tensor
     prefix_blocks: Tensor | None
     blocks: Tensor
+    unwritten: Tensor
     query_positions: Tensor
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
@@ -40,14 +43,30 @@ class PaddedGroup:
         token_index = (starts.unsqueeze(1) + offsets) * is_query
         first_position = contexts - lens - num_prefix_blocks * batch.block_size
         prefix = torch.tensor(batch.block_tables[members[0]][:num_prefix_blocks]) if num_prefix_blocks else None
+        blocks = _own_blocks(batch, members, num_prefix_blocks)
+        own_lens = contexts - num_prefix_blocks * batch.block_size
         return cls(
             token_index=token_index.to(device),
             is_query=is_query.to(device),
             tokens=token_index[is_query].to(device),
             prefix_blocks=prefix.to(device) if prefix is not None else None,
-            blocks=_own_blocks(batch, members, num_prefix_blocks).to(device),
+            blocks=blocks.to(device),
+            unwritten=_unwritten(blocks, own_lens, batch.block_size).to(device),
             query_positions=(first_position.unsqueeze(1) + offsets).to(device),
         )
+
+    def gathered(self, key_cache: Tensor, value_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and the values of `blocks`, [n, num_keys, num_kv_heads, head_dim].
+
+        Zeros where the sequence has written none: what others have left there is behind the mask, but zero weight
+        times NaN would be NaN.
+        """
+        rows, slots = self.unwritten
+        keys, values = (each.flatten(1, 2) for each in gather(key_cache, value_cache, self.blocks))
+        if len(rows):
+            keys[rows, slots] = 0
+            values[rows, slots] = 0
+        return keys, values
 
     def mask(self, num_keys: int, sliding_window: int | None) -> Tensor:
         """[n, 1, max_query, num_keys] bool, true where a query sees a key; the same for all layers of one window."""
@@ -66,6 +85,13 @@ def _own_blocks(batch: BatchLayout, members: Sequence[int], first: int) -> Tenso
     last = -(-max(batch.context_lens[i] for i in members) // batch.block_size)
     tables = [list(batch.block_tables[i][first:last]) for i in members]
     return torch.tensor([table + [0] * (last - first - len(table)) for table in tables])
+
+
+def _unwritten(blocks: Tensor, own_lens: Tensor, block_size: int) -> Tensor:
+    """[2, m]: rows and slots of `blocks` beyond so many tokens each; not of block 0, which is zero."""
+    slots = torch.arange(blocks.shape[1] * block_size)
+    is_beyond = (slots >= own_lens.unsqueeze(1)) & (blocks != 0).repeat_interleave(block_size, 1)
+    return is_beyond.nonzero().T
 
 
 def similar_lengths(batch: BatchLayout, members: Sequence[int]) -> list[list[int]]:

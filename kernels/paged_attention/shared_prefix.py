@@ -36,7 +36,7 @@ def attend_shared_prefix(
     own_rows = rows.view(num_kv_heads * num_sequences, -1, head_dim)
 
     prefix_keys, prefix_values = (each.flatten(0, 1) for each in gather(key_cache, value_cache, prefix_blocks))
-    own_keys, own_values = map(_by_head, gather(key_cache, value_cache, group.blocks))
+    own_keys, own_values = map(_by_head, group.gathered(key_cache, value_cache))
     num_prefix, num_own = prefix_keys.shape[0], own_keys.shape[1]
 
     scores = rows.new_empty(num_kv_heads, rows.shape[1], num_prefix + num_own)
@@ -63,7 +63,6 @@ def attend_shared_prefix(
     return of_tokens.reshape(num_sequences, max_query, -1, value_dim)
 
 
-def _by_head(blocks: Tensor) -> Tensor:
-    """[num_kv_heads * n, num_keys, head_dim] of the sequences' own blocks."""
-    gathered = blocks.flatten(1, 2)
+def _by_head(gathered: Tensor) -> Tensor:
+    """[num_kv_heads * n, num_keys, head_dim] of the sequences' own keys or values."""
     return gathered.permute(2, 0, 1, 3).reshape(-1, gathered.shape[1], gathered.shape[3])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from headrace.kernels.paged_attention import AttentionMetadata, cpu, paged_attention_reference
@@ -73,16 +74,41 @@ def test_a_sequence_does_not_depend_on_its_batch_mates():
         assert_close(together[start : start + length], alone)
 
 
+def written(metadata: AttentionMetadata, num_blocks: int) -> Tensor:
+    """[num_blocks, block_size] bool: where a sequence has a token."""
+    is_written = torch.zeros(num_blocks, metadata.block_size, dtype=torch.bool)
+    for table, length in zip(metadata.block_tables, metadata.context_lens, strict=True):
+        for position in range(length):
+            is_written[table[position // metadata.block_size], position % metadata.block_size] = True
+    return is_written
+
+
 def test_what_lies_beyond_a_sequences_tokens_does_not_matter():
     case = Case.build(MIXED)
     expected = case.run()
-    written = torch.zeros(case.key_cache.shape[:2], dtype=torch.bool)
-    for table, length in zip(case.metadata.block_tables, case.metadata.context_lens, strict=True):
-        for position in range(length):
-            written[table[position // 16], position % 16] = True
-    case.key_cache[~written] = 1e4
-    case.value_cache[~written] = -1e4
+    is_written = written(case.metadata, len(case.key_cache))
+    case.key_cache[~is_written] = 1e4
+    case.value_cache[~is_written] = -1e4
     assert torch.equal(case.run(), expected)
+
+
+@pytest.mark.parametrize(("sliding_window", "soft_cap"), [(None, None), (13, None), (None, 5.0)])
+@pytest.mark.parametrize("value_dim", [None, 8])
+def test_nan_beyond_a_sequences_tokens_does_not_matter_to_torchs_attention(value_dim, sliding_window, soft_cap):
+    """Another sequence has left it there. A table may name blocks that are written later."""
+    case = Case.build(replace(MIXED, num_kv_heads=1, value_dim=value_dim))
+    metadata = replace(case.metadata, block_tables=[[*table, 1] for table in case.metadata.block_tables])
+    caches = case.key_cache, case.value_cache
+    expected = paged_attention_reference(
+        case.query, *caches, case.metadata, case.scale, sliding_window, soft_cap=soft_cap
+    )
+    is_written = written(case.metadata, len(case.key_cache))
+    # In the engine that block is nobody's.
+    is_written[0] = True
+    for cache in caches:
+        cache[~is_written] = torch.nan
+    actual = cpu.paged_attention_padded(case.query, *caches, metadata, case.scale, sliding_window, soft_cap)
+    assert_close(actual, expected)
 
 
 def test_block_tables_may_be_longer_than_needed():

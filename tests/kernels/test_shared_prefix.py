@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.kernels.paged_attention import metadata as metadata_module
 from headrace.kernels.paged_attention import paged_attention, paged_attention_reference
+from headrace.kernels.paged_attention.cpu import paged_attention_padded
 from headrace.kernels.paged_attention.prefix_groups import Gate, PrefixGroup, prefix_groups
 
 from .shared_prefix_cases import BATCHES, FIRST, NESTED, SECOND, SYSTEM, Row, build, tensors
@@ -30,6 +31,18 @@ def test_against_the_reference(rows, heads, kv_heads, dim, dtype, sliding_window
     metadata = build(rows)
     case = (*tensors(metadata, heads, kv_heads, dim, dtype), metadata, dim**-0.5, sliding_window)
     assert_close(paged_attention(*case), paged_attention_reference(*case))
+
+
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
+def test_nan_beyond_a_sequences_tokens_does_not_matter(rows):
+    metadata = build(rows)
+    query, keys, values = tensors(metadata, 4, 2, 16, torch.float32)
+    expected = paged_attention_reference(query, keys, values, metadata, 0.25)
+    for table, length in zip(metadata.block_tables, metadata.context_lens, strict=True):
+        if rest := length % metadata.block_size:
+            for cache in (keys, values):
+                cache[table[-1], rest:] = torch.nan
+    assert_close(paged_attention_padded(query, keys, values, metadata, 0.25), expected)
 
 
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
