@@ -240,19 +240,24 @@ class ServedRequest:
 
     def watch(self) -> RequestEvent | None:
         """From now on tell of each step; returns what was not told so far, None where there is nothing."""
-        token_ids, logprobs = tuple(self.untold_token_ids()), tuple(self.untold_logprobs)
+        # Of one that is decided already there is no sequence.
+        event = self.untold() if self.sequences else None
         self.tells_each_step = True
         self.untold_logprobs = []
-        if not token_ids:
-            return None
-        sequence = self.sequences[0]
-        prompt_logprobs = None if sequence.prompt_logprobs is None else sequence.prompt_logprobs.entries()
+        return event if event is not None and event.new_token_ids else None
+
+    def untold(self) -> RequestEvent:
+        """What no event has told of, perhaps no token, of a request that has a sequence."""
+        token_ids, sequence = tuple(self.untold_token_ids()), self.sequences[0]
+        # The first event that has tokens has them.
+        collected = sequence.prompt_logprobs if token_ids else None
+        is_known = bool(self._node_logprobs or self.thought)
         return RequestEvent(
             self.request.request_id,
             token_ids,
-            num_cached_tokens=sequence.num_cached_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens if is_known else sequence.num_cached_tokens,
+            logprobs=tuple(self.untold_logprobs),
+            prompt_logprobs=None if collected is None else collected.entries(),
         )
 
     def is_first(self, sequence: Sequence) -> bool:

@@ -117,19 +117,11 @@ class ServedRequests:
 
     def fail(self, served: ServedRequest, error: str, *, is_invalid: bool = False) -> RequestEvent:
         """Let a request go that cannot go on, with what it has and nobody was told of."""
-        token_ids, logprobs = tuple(served.untold_token_ids()), tuple(served.untold_logprobs)
+        event = served.untold()
         if served.request.params.logprobs is not None:
             # The token that it failed on has none yet.
-            token_ids = token_ids[: len(logprobs)]
-        event = RequestEvent(
-            served.request.request_id,
-            token_ids,
-            FinishReason.ERROR,
-            served.num_cached_tokens,
-            logprobs=logprobs,
-            error=error,
-            is_invalid=is_invalid,
-        )
+            event = event._replace(new_token_ids=event.new_token_ids[: len(event.logprobs)])
+        event = event._replace(finish_reason=FinishReason.ERROR, error=error, is_invalid=is_invalid)
         return self.end(served, event)
 
     def is_served(self, sequence: Sequence) -> bool:

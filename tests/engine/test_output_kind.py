@@ -199,3 +199,25 @@ def test_a_request_that_fails_brings_what_it_had():
     assert event.error is not None
     # As many as have their log-probabilities.
     assert list(event.new_token_ids) == [next(iter(each)) for each in event.logprobs] == said[:3]
+
+
+@pytest.mark.parametrize("output_kind", RequestOutputKind)
+def test_a_request_that_fails_tells_of_its_prompt_what_others_do(output_kind):
+    """Whether its tokens were told of before it fails or with that."""
+    engine, runner = make_engine(num_blocks=64)
+    prompt = [token % 5 + 1 for token in range(20)]
+    run_all(engine, [Request("before", prompt, replace(DRAWN, max_tokens=1))])
+    params = replace(DRAWN, max_tokens=4, ignore_eos=True)
+    for name, asked in (("prompt", replace(params, prompt_logprobs=1)), ("cached", params)):
+        engine.add(Request(name, prompt, asked, output_kind=output_kind))
+        events = engine.step()
+        runner.fail_next = RuntimeError
+        events += engine.step()
+        assert events[-1].finish_reason is FinishReason.ERROR
+        assert [len(event.new_token_ids) for event in events if event.new_token_ids] == [1]
+        if name == "prompt":
+            [told] = [event for event in events if event.prompt_logprobs is not None]
+            assert told.new_token_ids
+            assert told.prompt_logprobs is not None
+            assert len(told.prompt_logprobs) == len(prompt)
+        assert events[-1].num_cached_tokens == (0 if name == "prompt" else 16)
