@@ -28,7 +28,8 @@ def verify(plan: StepPlan, result: StepResult) -> tuple[StepResult, Mapping[Sequ
     """The result without what was computed after a wrong guess, and what became of each sequence's draft.
 
     A token is a function of its logits, seed and position. So what is drawn after right guesses is what would have been
-    drawn without them, and what is drawn after the first wrong one is nobody's.
+    drawn without them, and what is drawn after the first wrong one is nobody's. Nor is anything where all is broken: a
+    guess that is a NaN reaches back to the token before it.
     """
     drawn: dict[Sequence, list[_Drawn]] = defaultdict(list)
     for sampled, token in zip(result.batch.sampled, result.tokens, strict=True):
@@ -39,7 +40,8 @@ def verify(plan: StepPlan, result: StepResult) -> tuple[StepResult, Mapping[Sequ
         if item.draft:
             rows = drawn[item.sequence]
             num_right = _num_right(item.draft, rows, result.broken_rows)
-            void = {each.row for each in rows[num_right + 1 :]}
+            is_first_broken = rows[0].row in result.broken_rows
+            void = {each.row for each in (rows if is_first_broken else rows[num_right + 1 :])}
             verdicts[item.sequence] = Verdict(len(item.draft), num_right, not void.isdisjoint(result.broken_rows))
             rejected |= void
     return replace(result, rejected_rows=frozenset(rejected)), verdicts

@@ -5,8 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from headrace.engine.engine import Engine
+from headrace.engine.execution.batch import Batch
 from headrace.engine.request import FinishReason, Request, RequestEvent
 from headrace.engine.sampling_params import SamplingParams
 
@@ -180,6 +183,28 @@ def test_trouble_with_a_guess_is_not_the_requests(trouble):
     assert events[-1].finish_reason is FinishReason.LENGTH
     # A NaN of a wrong guess would be seen by all tokens after it.
     assert bool(zeroed) == (trouble == "breaks")
+
+
+def test_a_guess_that_breaks_the_token_before_it_is_not_the_requests_trouble():
+    """As kernels do that mask what is ahead: 0 × NaN."""
+    engine, runner = make_guessing()
+    request, unsaid = misled()
+    execute = runner.execute
+    broken_steps: list[int] = []
+
+    def reaching_back(batch: Batch) -> Tensor:
+        logits = execute(batch)
+        tokens = batch.token_ids.tolist()
+        if len(logits) > 1 and unsaid in tokens:
+            broken_steps.append(len(tokens))
+            logits[:] = torch.nan
+        return logits
+
+    runner.execute = reaching_back  # type: ignore[method-assign]
+    events = run_all(engine, [request])["a"]
+    assert token_ids(events) == fake_answer(request, engine.max_model_len, 1)
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    assert len(broken_steps) == 1
 
 
 def test_an_answer_that_breaks_within_its_guesses_breaks_where_it_would_without():
