@@ -303,6 +303,10 @@ class Engine:
             self._in_flight = None
             self._scheduler.take_back(step.plan, step.unread)
             return self._recover(step.plan, error, among)
+        if following is not None and result is not None and self._events.anyone_tries_again(result):
+            self._launcher.forget_last()
+            self._scheduler.take_back(following.plan, following.unread)
+            following = None
         self._in_flight = following
         return self._record(step.plan, result)
 

@@ -58,6 +58,7 @@ class BlockTables:
         num_slid = 0
         # Of a prompt that begins like no other there are none.
         if blocks:
+            sequence.began_cached = True
             num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
             blocks[:num_slid] = new_block_table([NULL_BLOCK]) * num_slid
             if self._window is None:
@@ -225,6 +226,7 @@ class BlockTables:
         num_full, rest = divmod(parent.num_computed_tokens, parent.block_size)
         self.cache.share_owned(parent.block_table[:num_full])
         copies = self.cache.allocate(1) if rest else []
+        child.began_cached = True
         child.block_hashes = list(parent.block_hashes)
         child.block_table = parent.block_table[:num_full] + new_block_table(copies)
         child.num_computed_tokens = parent.num_computed_tokens

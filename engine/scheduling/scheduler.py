@@ -343,6 +343,13 @@ class Scheduler:
         self._tables.detach(sequence)
         self.waiting.push(sequence)
 
+    def try_alone(self, sequence: Sequence) -> None:
+        """Let a running sequence, of which no step is in flight, begin anew with nothing that others have computed."""
+        sequence.is_alone = True
+        sequence.speculates_up_to = 0
+        sequence.num_unread_tokens = 0
+        self.start_over(sequence)
+
     def finish(self, sequence: Sequence) -> None:
         """Take a running or waiting sequence out and give up its blocks."""
         if sequence in self.waiting:

@@ -60,6 +60,9 @@ class Sequence:
     # Prompt tokens found in the prefix cache when the sequence was first admitted.
     num_cached_tokens: int = 0
     was_admitted: bool = False
+    # Others may have computed some of the blocks that it began with. `is_alone`: it computes all of its own.
+    began_cached: bool = False
+    is_alone: bool = False
     # Blocks that slid out of the attention window are NULL_BLOCK: `num_slid_blocks`, the first ones.
     block_table: "array[int]" = field(default_factory=new_block_table)
     num_slid_blocks: int = 0
@@ -99,7 +102,7 @@ class Sequence:
     @property
     def may_read_cache(self) -> bool:
         """Not while the logits of prompt tokens are still wanted: cached KV comes without them."""
-        return self.prompt_logprobs is None or self.prompt_logprobs.is_complete
+        return not self.is_alone and (self.prompt_logprobs is None or self.prompt_logprobs.is_complete)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold `num_tokens` tokens."""

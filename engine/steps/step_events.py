@@ -43,6 +43,19 @@ class StepEvents:
             return self._append_plain(result)
         return self._append_verified(plan, result) if plan.num_draft_tokens else self._append_each(result)
 
+    def anyone_tries_again(self, result: StepResult) -> bool:
+        """Whether the result makes a sequence begin anew, so that of the step after it nothing is of use to it."""
+        return bool(result.broken_rows) and any(map(self._may_try_alone, result.broken))
+
+    def _may_try_alone(self, sequence: Sequence) -> bool:
+        """Whether it may be others' fault that a sequence's logits are not finite.
+
+        A NaN among somebody's tokens reaches back behind the mask, as 0 × NaN, to blocks with tokens before it.
+        """
+        if not sequence.began_cached or sequence.is_alone or not self._requests.is_served(sequence):
+            return False
+        return sequence.images is None or sequence.images.problem is None
+
     def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:
         """As `_append_each`, of a step in which nothing but their tokens tells most rows apart."""
         answers, tokens = result.batch.answers, result.tokens
@@ -86,8 +99,11 @@ class StepEvents:
         broken_sequences = [sequence for sequence in result.broken if requests.is_served(sequence)]
         for sequence in broken_sequences:
             self._tables.taint(sequence)
+        tried_again = list(filter(self._may_try_alone, broken_sequences))
+        for sequence in tried_again:
+            self._scheduler.try_alone(sequence)
         # Once a request: one with choices may have several sequences in a step.
-        broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
+        broken = dict.fromkeys(each.request_id for each in broken_sequences if each not in tried_again)
         events = [self._fail_broken(served) for served in map(requests.by_id.__getitem__, broken)]
         drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
         for (_, served, sequence, _, _), _, _ in drawn:

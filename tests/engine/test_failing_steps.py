@@ -3,18 +3,21 @@
 import logging
 import weakref
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.device_faults import is_out_of_memory
 from headrace.engine.request import FinishReason, Request, RequestEvent
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.steps.step_result import LaunchedResult
 
-from .fakes import fake_answer, make_engine
+from .fakes import FakeRunner, fake_answer, fake_engine, make_engine
 from .running import greedy_params, run_all, token_ids
 
 PREFIX = [token % 5 + 1 for token in range(32)]
@@ -243,6 +246,61 @@ def test_logits_that_are_not_finite_end_their_row_alone_and_leave_nothing_behind
     again = run_all(engine, [Request("again", [*PREFIX[:20], POISON], greedy_params(5))])["again"]
     assert again[-1].num_cached_tokens == 0
     assert len(token_ids(again)) == 5
+
+
+@pytest.mark.parametrize("num_states", [0, 4], ids=["", "with states"])
+@IS_ASYNC
+def test_logits_may_be_broken_by_what_others_have_left_in_the_cache(is_async, num_states):
+    """So who began with blocks of others begins once more, with blocks of its own; who did not has failed."""
+    config = EngineConfig(block_size=8, async_scheduling=is_async)
+    runner = FakeRunner(64, 8, num_states=num_states)
+    engine = fake_engine(runner, config)
+    engine.expect_prefix(PREFIX, 2)
+    first = Request("first", [*PREFIX, 1], greedy_params(2))
+    run_all(engine, [first])
+    requests = [
+        Request("cached", [*PREFIX, 2], greedy_params(9)),
+        Request("uncached", [5, 6, 7], greedy_params(9)),
+        Request("sound", [6, 5, 4], greedy_params(9)),
+    ]
+    for request in requests:
+        engine.add(request)
+    events: dict[str, list[RequestEvent]] = {request.request_id: [] for request in requests}
+    break_rows(runner, at_step=3, rows=[0, 1])
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+        engine.check()
+    assert events["cached"][0].num_cached_tokens == len(PREFIX)
+    assert_failed(events["uncached"], "not finite")
+    for request in (requests[0], requests[2]):
+        assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+    # Nobody else finds those blocks.
+    again = run_all(engine, [Request("again", [*PREFIX, 3], greedy_params(2))])["again"]
+    assert token_ids(again) == fake_answer(Request("again", [*PREFIX, 3], greedy_params(2)), engine.max_model_len)
+    assert engine.stats.num_available_blocks == engine.stats.num_blocks
+
+
+def test_who_is_broken_by_itself_is_so_once_more_and_fails():
+    engine, runner = make_engine()
+    run_all(engine, [Request("first", [*PREFIX, 1], greedy_params(2))])
+    runner.breaks = POISON
+    events = run_all(engine, [Request("broken", [*PREFIX, POISON], greedy_params(5))])["broken"]
+    assert_failed(events, "not finite")
+    assert events[-1].num_cached_tokens == len(PREFIX)
+
+
+def break_rows(runner: FakeRunner, at_step: int, rows: list[int]) -> None:
+    """Have some rows of a step's logits be NaN: the step of this number from now on."""
+    execute, steps = runner.execute, count(1)
+
+    def broken(batch: Batch) -> Tensor:
+        logits = execute(batch)
+        if next(steps) == at_step:
+            logits[rows] = torch.nan
+        return logits
+
+    runner.execute = broken  # type: ignore[method-assign]
 
 
 def test_a_choice_that_is_not_finite_ends_its_request():

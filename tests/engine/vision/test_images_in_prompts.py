@@ -13,6 +13,7 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.vision.prompt_images import PromptImage
+from headrace.kernels import paged_attention
 
 from ..fakes import make_engine
 from ..running import run_all, token_ids
@@ -179,6 +180,21 @@ def test_a_broken_image_fails_alone_and_is_named(oracle, expected):
     assert {name: token_ids(events[name]) for name in PROMPTS} == expected
     # Nor does it harm those who get its blocks.
     assert answers(engine, list(requests.values())) == expected
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "one-step-ahead"])
+def test_who_begins_as_a_prompt_with_a_broken_image_does_not_fail_with_it(oracle, monkeypatch, is_async):
+    """Torch's attention multiplies what is ahead by zero, and so the image's NaNs are in all blocks of the step."""
+    monkeypatch.setattr(paged_attention, "takes_native", lambda *_: False)
+    engine = new_engine(oracle, async_scheduling=is_async)
+    beginning = "What is to be seen in this picture? "
+    bad = oracle.request("bad", beginning, DOG)
+    bad = replace(bad, images=[PromptImage.of(png(DOG)[:-2000], oracle.vision)])
+    good = oracle.request("good", beginning, CAT)
+    events = run_all(engine, [bad, good])
+    assert "image 1 of the prompt is no image that can be read" in (events["bad"][-1].error or "")
+    assert token_ids(events["good"]) == oracle.answer(good, beginning, CAT)
+    assert events["good"][-1].num_cached_tokens > 0
 
 
 def test_announced_prefixes_end_before_an_image(oracle):
