@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -10,6 +11,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from .errors import LedgerError, LedgerUnavailable
+from .sqlite_file import SqliteFile
 
 # What somebody else does in a transaction of ours.
 InTransaction = Callable[[Connection], None]
@@ -142,7 +144,10 @@ def _configure_postgres_connection(connection: Any, record: object) -> None:
 
 def _sqlite_engine(url: URL) -> Engine:
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    file = SqliteFile(Path(str(url.database)))
+    event.listen(engine, "do_connect", lambda *_: file.expect_there())
     event.listen(engine, "connect", _configure_sqlite_connection)
+    event.listen(engine, "begin", lambda _: file.expect_no_other())
     event.listen(engine, "begin", _begin_sqlite_transaction)
     return engine
 

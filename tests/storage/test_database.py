@@ -17,6 +17,7 @@ from headrace.storage.ledger.ledger import Ledger
 from headrace.storage.ledger.records import NewJob, NewShard
 from headrace.storage.ledger.tables import shards
 
+from ..ledgers import new_ledger
 from ..postgres import new_database
 
 
@@ -43,6 +44,24 @@ def test_sqlite_writer_takes_the_lock_before_it_reads(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
     other.close()
     database.close()
+
+
+def test_a_process_has_one_sqlite_file_though_it_is_removed_and_replaced(tmp_path: Path) -> None:
+    path, told = tmp_path / "ledger.db", "removed or replaced while it was used: put the file back, or stop"
+    ledger = new_ledger(path)
+    assert ledger.jobs() == []
+    away = path.rename(tmp_path / "away")
+    # The connection that there is has the file; a second one would make another.
+    with ledger.database.read(), pytest.raises(LedgerUnavailable, match=told):
+        ledger.jobs()
+    assert ledger.jobs() == []
+    assert not path.exists()
+    new_ledger(path).close()
+    with pytest.raises(LedgerUnavailable, match=told):
+        ledger.jobs()
+    away.replace(path)
+    assert ledger.jobs() == []
+    ledger.close()
 
 
 def test_exception_rolls_back(database_url: str) -> None:
