@@ -47,6 +47,10 @@ class StoreUnavailable(StorageError):
     """An object store did not do what it was asked: the same call may work when tried again."""
 
 
+class OutputLost(StorageError):
+    """The output folder of a job that writes there is gone, or what was in it; it may come back."""
+
+
 class ManifestDamaged(StorageError):
     """The output folder's manifest does not say which job it belongs to; only overwriting helps."""
 

@@ -131,6 +131,7 @@ class ShardAttempt:
         `StorageError` when the shard can be tried again. Rows committed before stay committed.
         """
         table = self._planned()
+        self._expect_folder()
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
             table = condemned(table, NOT_BEGUN)
@@ -156,6 +157,17 @@ class ShardAttempt:
             return self.tools.ledger.job(self.claim.job_id).state.has_ended
         except UnknownJob:
             return True
+
+    def _expect_folder(self) -> None:
+        """Where it is away, rows would be answered in vain, and the parts in it forgotten that come back with it.
+
+        Raises `OutputLost`.
+        """
+        if self._folder.is_bare() and not (self._folder.exists() and self._has_no_part()):
+            raise self._folder.lost()
+
+    def _has_no_part(self) -> bool:
+        return not self.tools.ledger.part_names(self.claim.job_id)
 
     def _answer_all(self, table: pa.Table, done: frozenset[int]) -> None:
         # Nearly always the first attempt: nothing is asked of the ledger then.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import PartDamaged
+from ..errors import OutputLost, PartDamaged
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -32,6 +32,10 @@ class OutputFolder(ABC):
     @abstractmethod
     def exists(self) -> bool:
         """Whether it is there, which tells a folder that is empty from a disk that is gone."""
+
+    @abstractmethod
+    def is_bare(self) -> bool:
+        """Whether it is not there or has nothing in it, where that is easily seen: not in a store."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -105,6 +109,13 @@ class OutputFolder(ABC):
     @abstractmethod
     def dataset(self, names: Sequence[str]) -> "ds.Dataset":
         """Parts that `find_parts` has found. Where one went since, this or reading raises FileNotFoundError."""
+
+    def lost(self) -> OutputLost:
+        """What is said where the folder is not as a job has left it."""
+        return OutputLost(
+            f"output folder {self} is gone or empty: bring back what was in it (its disk may not be mounted) and the "
+            "job goes on; if it is lost, cancel the job and submit it again"
+        )
 
     def part_names(self) -> list[str]:
         """What has a part's name."""

@@ -42,6 +42,15 @@ class LocalFolder(OutputFolder):
     def exists(self) -> bool:
         return self.path.is_dir()
 
+    def is_bare(self) -> bool:
+        try:
+            with os.scandir(self.path) as entries:
+                return next(entries, None) is None
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError as error:
+            raise StorageError(f"cannot use output folder {self}: {error.strerror}") from error
+
     def names(self) -> list[str]:
         try:
             return sorted(os.listdir(self.path))
@@ -121,7 +130,12 @@ class LocalFolder(OutputFolder):
                 raise StorageError(f"cannot remove {self}: {error.strerror}") from error
 
     def write_part(self, name: str, table: pa.Table) -> None:
-        write_parquet(self._hidden(name), table)
+        try:
+            write_parquet(self._hidden(name), table)
+        except StorageError as error:
+            if self.path.exists():
+                raise
+            raise self.lost() from error
 
     def publish(self, name: str) -> None:
         path = self.path / name

@@ -42,6 +42,9 @@ class RemoteFolder(OutputFolder):
         # A store has no folders: one that is not there is one that is empty.
         return True
 
+    def is_bare(self) -> bool:
+        return False
+
     def names(self) -> list[str]:
         # An empty folder is not there.
         with self._errors("list"), suppress(FileNotFoundError):

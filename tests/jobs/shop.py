@@ -29,6 +29,7 @@ from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.row_watch import RowWatch
 from headrace.storage.ledger.ledger import Ledger
 from headrace.storage.ledger.records import Claim, JobState, NewJob, NewShard
+from headrace.storage.output.manifest import MANIFEST_NAME
 from headrace.storage.result_cache import ResultCache
 from headrace.storage.rows.spool import PlannedRow, write_shard
 
@@ -156,8 +157,9 @@ class Shop:
         return ds.dataset(sorted(map(str, self.output.glob("*.parquet")))).to_table().sort_by("row")
 
     def files(self) -> dict[str, int]:
-        """All files of the output folder, hidden ones too, with the times of their last change."""
-        return {name: (self.output / name).stat().st_mtime_ns for name in sorted(os.listdir(self.output))}
+        """All parts in the output folder, hidden ones too, and what is left of any, with the times of their changes."""
+        names = sorted({*os.listdir(self.output)} - {MANIFEST_NAME})
+        return {name: (self.output / name).stat().st_mtime_ns for name in names}
 
     def assert_complete(self) -> None:
         """Each row once, answered or refused as it should be, and ledger and folder agreeing."""

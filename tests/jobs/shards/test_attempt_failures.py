@@ -19,6 +19,8 @@ from headrace.storage.ledger.leases import Leases
 from headrace.storage.ledger.ledger import Ledger
 from headrace.storage.ledger.records import AttemptOutcome, JobState, NewJob, NewShard, ShardState
 from headrace.storage.ledger.tables import jobs
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.manifest import Manifest, write_manifest
 from headrace.storage.rows.spool import write_shard
 
 from ...engine.lora.adapters import save_adapter
@@ -175,8 +177,11 @@ def test_where_a_worker_was_is_forgotten_of_jobs_that_are_long_ago(shop, monkeyp
 
 def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):
     shop.create(ROWS, sampling={"max_tokens": 4})
-    away = shop.output.rename(shop.folder / "away")
+    shop.runner.close()
     running = start(shop.attempt(tools=replace(shop.tools, write_seconds=60.0)).run)
+    shop.runner.wait_until_reached()
+    away = shop.output.rename(shop.folder / "away")
+    shop.runner.open()
     wait_until(lambda: "cannot be written" in caplog.text, "it was tried in vain")
     # Whoever follows the job knows before the attempt gives up.
     assert f"{shop.output}" in (shop.ledger.progress(JOB).error or "")
@@ -332,6 +337,7 @@ def test_an_attempt_can_be_stopped_while_the_ledger_is_away(shop, start):
 def test_a_part_whose_file_is_gone_is_generated_again(shop, start):
     shop.create(ROWS, sampling={"max_tokens": 4})
     stop_after(shop, shop.attempt(), start, 0, 1)
+    write_manifest(LocalFolder(shop.output), Manifest(JOB, "f"))
     gone = shop.ledger.parts(JOB)[0].file_name
     (shop.output / gone).unlink()
     shop.attempt().run()
@@ -339,9 +345,28 @@ def test_a_part_whose_file_is_gone_is_generated_again(shop, start):
     assert gone not in shop.files()
 
 
+def test_a_folder_that_is_away_for_a_while_has_each_row_once_when_it_is_back(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    stop_after(shop, shop.attempt(), start, 0, 1)
+    away = shop.output.rename(shop.folder / "away")
+    shop.shard_runner().run(SHARD)
+    gone = f"output folder {shop.output} is gone or empty: bring back what was in it"
+    assert (shop.ledger.job(JOB).error or "").startswith(gone)
+    # As where a disk is mounted no more.
+    shop.output.mkdir()
+    shop.shard_runner().run(SHARD)
+    assert [(attempt.error or "").startswith(gone) for attempt in shop.ledger.attempts(SHARD)] == [False, True, True]
+    assert shop.num_committed() == 2
+    shop.output.rmdir()
+    away.rename(shop.output)
+    shop.shard_runner().run(SHARD)
+    shop.assert_complete()
+
+
 def test_a_damaged_part_is_told_and_left_for_the_user(shop, start):
     shop.create(ROWS, sampling={"max_tokens": 4})
     stop_after(shop, shop.attempt(), start, 0, 1)
+    write_manifest(LocalFolder(shop.output), Manifest(JOB, "f"))
     damaged = shop.output / shop.ledger.parts(JOB)[0].file_name
     damaged.write_bytes(b"PAR1 and no more")
     shop.shard_runner().run(SHARD)

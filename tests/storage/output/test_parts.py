@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.storage.errors import PartMissing, StorageError
+from headrace.storage.errors import OutputLost, PartMissing, StorageError
 from headrace.storage.ledger.records import NewPart
 from headrace.storage.output import parts
 from headrace.storage.output.folder import OutputFolder
@@ -63,11 +63,6 @@ def test_damaged_part_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_part_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="No such file or directory"):
-        LocalFolder(tmp_path / "gone").write_part(NAME, table(1))
-
-
 def test_where_nothing_can_be_written_or_removed_it_is_named(tmp_path: Path) -> None:
     """As on a disk that is only to be read: what is left of a part cannot be removed there either."""
     folder = LocalFolder(tmp_path / "file")
@@ -77,6 +72,12 @@ def test_where_nothing_can_be_written_or_removed_it_is_named(tmp_path: Path) -> 
     for remove in (folder.discard, folder.withdraw):
         with pytest.raises(StorageError, match=f"cannot remove .*{NAME}.*: Not a directory"):
             remove(NAME)
+
+
+def test_a_folder_that_is_gone_when_a_part_is_written_is_named(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "out")
+    with pytest.raises(OutputLost, match=f"output folder {folder} is gone or empty: bring back what was in it"):
+        folder.write_part(NAME, table(1))
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
