@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-from ...storage.errors import LedgerUnavailable
+from ...storage.errors import LedgerUnavailable, StorageError
 from ...storage.ledger.overview import Ahead, Overview
 from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client, Job
-from ..results.stored_results import first_error
+from ..results.stored_results import first_error, num_readable
 from .display import Pace, RunDisplay, counted, summary
 
 
@@ -35,14 +35,17 @@ def at_first(job: Job) -> Progress:
 
 def follow(
     client: Client, job: Job, first: Progress, act: Callable[[Progress], None], gpu_hour_price: float | None = None
-) -> Progress:
+) -> int:
     """Show each progress until the job has ended, then its summary; `act` is called with those of a running job.
 
-    What was done at `first` is said to be from before.
+    What was done at `first` is said to be from before. Returns the exit status.
     """
     pace, progress = accompany(client, job, first, act)
     conclude(client, job, pace, progress, job.record.output_dir, gpu_hour_price)
-    return progress
+    if num_gone := _num_gone(client, job, progress):
+        rows = counted(num_gone, "row")
+        typer.echo(f"gone        {rows}: files were removed from the output meanwhile (--overwrite runs all again)")
+    return 1 if num_gone else exit_status(progress)
 
 
 def accompany(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> tuple[Pace, Progress]:
@@ -70,6 +73,13 @@ def conclude(
         typer.echo(f"weights     {num_others + 1} kinds: workers had different files of the model, see the receipts")
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
+
+
+def _num_gone(client: Client, job: Job, progress: Progress) -> int:
+    """Of how many committed rows the parts are not there, as far as that can be told now."""
+    with suppress(StorageError):
+        return progress.rows_done - num_readable(client.ledger, job.record)
+    return 0
 
 
 def _look(pace: Pace, is_at_work: bool) -> None:

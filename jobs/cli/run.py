@@ -15,7 +15,7 @@ from ..client.client import Client, Job
 from ..spec.schemas import JobSpec
 from .advice import sampling_advice
 from .cost import GpuHourPrice
-from .follow import at_first, exit_status, follow, opening
+from .follow import at_first, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, asked
 from .model_checks import check_model
@@ -41,11 +41,11 @@ def run(
             first = known if known is not None and known.job_id == job.id else at_first(job)
             typer.echo(opening(job, first), err=True)
             with job.local_worker(worker_options(engine, watchdog)) as worker:
-                progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
+                status = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)
             raise
-    raise typer.Exit(exit_status(progress))
+    raise typer.Exit(status)
 
 
 @takes(asked, target)

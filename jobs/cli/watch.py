@@ -34,7 +34,7 @@ def watch(job_ids: JobIds = None) -> None:
             job = client.job(job_ids[0])
             first = job.progress()
             typer.echo(opening(job, first), err=True)
-            status = exit_status(follow(client, job, first, lambda progress: None))
+            status = follow(client, job, first, lambda progress: None)
         else:
             status = _watch_all(_Watched(client, job_ids or ()))
     raise typer.Exit(status)

@@ -2,6 +2,10 @@
 
 import shutil
 
+import pyarrow.parquet as pq
+
+from headrace.jobs.cli.display import counted
+
 from ..running import assert_refused, label_arguments, results
 
 
@@ -44,5 +48,13 @@ def test_parts_of_another_ledger_are_not_resumed(served, headrace, few, tmp_path
 def test_a_part_deleted_after_the_end_is_told(served, headrace, few, tmp_path):
     arguments = label_arguments(few, tmp_path / "out")
     assert headrace(served, *arguments).status == 0
-    next((tmp_path / "out").glob("*.parquet")).unlink()
+    part = next((tmp_path / "out").glob("*.parquet"))
+    num_rows = pq.read_metadata(part).num_rows
+    part.unlink()
+    watched = headrace(served, "watch", tmp_path / "out")
+    assert watched.status == 1
+    assert watched.out.endswith(
+        f"gone        {counted(num_rows, 'row')}: files were removed from the output meanwhile "
+        "(--overwrite runs all again)\n"
+    )
     assert_refused(headrace(served, *arguments, "--resume"), "is gone", "--overwrite")
