@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError, WebSocketRequestValidatio
 from fastapi.responses import JSONResponse
 from kombu.exceptions import OperationalError
 from pydantic import BaseModel
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
@@ -226,7 +226,7 @@ def unavailable(error: Exception) -> ApiError:
     who = "the ledger" if isinstance(error, LedgerUnavailable) else "Redis"
     if isinstance(error, StoreUnavailable):
         who = "the store of the job's output"
-    return try_later(f"{who} does not answer")
+    return try_later(f"{who} {'takes nothing in' if isinstance(error, ResponseError) else 'does not answer'}")
 
 
 def try_later(problem: str, param: str | None = None) -> ApiError:

@@ -35,6 +35,7 @@ from ...storage.output.manifest import OutputMode
 from ...storage.readers import InputSource, open_input
 from ..batches.files import FileStore
 from ..client.client import Client, Job
+from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
 from ..results.json_lines import json_rows
@@ -244,6 +245,8 @@ class JobService:
                 logger.warning("job %s is queued all the same: %s", job_id, error)
                 return job_id
             shutil.rmtree(output, ignore_errors=True)
+            if isinstance(error, EmbeddedValkeyError):
+                raise
             raise _no_room(error) from error
 
     def _is_recorded(self, job_id: str) -> bool:

@@ -55,13 +55,16 @@ class WorkerWatch:
         self._looks: dict[str, asyncio.Task[bool]] = {}
 
     def expect(self, model: ServedModel) -> None:
-        """Raises `NoWorker`, or redis' errors when Redis does not answer. A worker found is believed for a second."""
+        """Raises `NoWorker`, or redis' errors when Redis does not answer or is full.
+
+        A worker found is believed for a second.
+        """
         queue, now = model.shard_queue, time.monotonic()
         if self._served_until.get(queue, 0.0) > now:
             return
         self._client.ensure_redis()
         if not self._presence.is_served(queue):
-            self._presence.ping()
+            self._presence.expect_room()
             is_loading = self._presence.is_loading(queue)
             if queue not in self._unserved and not is_loading:
                 self._unserved.add(queue)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
 from ..embedded.valkey import EmbeddedValkey
@@ -72,6 +72,15 @@ def check_access(redis_url: str) -> None:
         except RedisError as error:
             if (refused := refusal(error)) is not None:
                 raise refused from error
+
+
+def trouble_of(error: RedisError) -> str:
+    """What is said of a Redis that keeps a job waiting."""
+    if isinstance(error, OutOfMemoryError):
+        return f"Redis is full: make room in it, or raise its maxmemory ({error})"
+    if isinstance(error, ResponseError):
+        return f"Redis takes nothing in ({error})"
+    return f"Redis does not answer ({error})"
 
 
 def refusal(error: Exception) -> SettingsError | None:

@@ -91,7 +91,7 @@ class _Watched:
         if progress.state is JobState.RUNNING:
             job = self._client.job(progress.job_id)
             if not job.is_served:
-                return f"a worker: {job.worker_command}"
+                return job.trouble or f"a worker: {job.worker_command}"
         return ""
 
 

@@ -76,6 +76,10 @@ class Connections:
         """Bring the embedded server back should it be gone."""
         self._redis.ensure()
 
+    def expect_room(self) -> None:
+        """Raises redis' errors where Redis does not answer or takes nothing in, so that it hears of no worker."""
+        self._presence.expect_room()
+
     def ping_redis(self) -> None:
         """Raises redis' errors, or `EmbeddedValkeyError`, unless Redis answers."""
         self.ensure_redis()

@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerUnavailable
 from ...storage.ledger.records import JobRecord, JobState, Progress
+from ..broker.redis_access import trouble_of
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError
 from ..results.stored_results import read_results
@@ -53,7 +55,7 @@ class Job:
     def watch(self, timeout: float | None = None) -> Iterator[Progress]:
         """The progress, again and again, until the job has ended.
 
-        A ledger that goes away meanwhile is waited for, and so is an embedded Valkey, as where the disk is full.
+        A ledger or a Redis that goes away meanwhile is waited for, as where its disk or memory is full.
 
         Raises `JobTimeoutError` after `timeout` seconds.
         """
@@ -68,6 +70,9 @@ class Job:
                 self.client.ensure_redis()
             except (LedgerUnavailable, EmbeddedValkeyError) as error:
                 progress = replace(progress, error=str(error))
+            else:
+                if progress.state is JobState.RUNNING and (trouble := self.trouble) is not None:
+                    progress = replace(progress, error=progress.error or trouble)
             yield progress
             if progress.state.has_ended:
                 return
@@ -100,6 +105,16 @@ class Job:
     def is_served(self) -> bool:
         """Whether a worker that has loaded its model listens to the job's queue."""
         return self.client.is_served(self.record.queue)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no worker is heard of, where it is Redis that keeps the job waiting."""
+        try:
+            if not self.is_served:
+                self.client.expect_room()
+        except RedisError as error:
+            return trouble_of(error)
+        return None
 
     def cancel(self) -> None:
         """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""

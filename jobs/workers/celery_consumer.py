@@ -2,14 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from celery.worker.consumer import Consumer
 from kombu import Connection
 from redis.exceptions import ResponseError
 
+from ..rare_warnings import RareWarnings
+
 logger = logging.getLogger(__name__)
+_celery_logger = logging.getLogger("celery.worker.consumer.consumer")
+_warnings = RareWarnings(logger)
 
 Tell = Callable[[Exception, float], None]
 _RETRY_SECONDS = 1.0
@@ -34,12 +39,25 @@ class PatientConsumer(Consumer):
         time.sleep(_PAUSE_SECONDS)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        super().on_connection_error_after_connected(exc)
-        if isinstance(exc, ResponseError):
-            # Celery logs redis' repr of it, which has none of the words.
-            logger.warning("Redis answers %s; trying again", exc)
-            # As connecting works, nothing else would slow the next try down.
-            time.sleep(_PAUSE_SECONDS)
+        if not isinstance(exc, ResponseError):
+            super().on_connection_error_after_connected(exc)
+            return
+        # Celery would log twice a second, for as long as it lasts, that the connection is lost, and none of the words.
+        with _without_warnings(_celery_logger):
+            super().on_connection_error_after_connected(exc)
+        _warnings.warn(f"Redis answers {exc}; trying again")
+        # As connecting works, nothing else would slow the next try down.
+        time.sleep(_PAUSE_SECONDS)
+
+
+@contextmanager
+def _without_warnings(muted: logging.Logger) -> Iterator[None]:
+    level = muted.level
+    muted.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        muted.setLevel(level)
 
 
 def _told_once(tell: Tell) -> Tell:

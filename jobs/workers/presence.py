@@ -18,6 +18,7 @@ RENEW_SECONDS = 1.0
 # After that long without a word a worker that has not said goodbye is given up: it may only have been starved.
 SILENCE_SECONDS = 30.0
 _LEDGER_CHARACTERS = 12
+_PROBE_KEY = "headrace:probe"
 _REDIS_SECONDS = 2.0
 
 
@@ -89,6 +90,10 @@ class WorkerPresence:
     def ping(self) -> None:
         """Raises redis' errors when the server does not answer."""
         self._redis.ping()
+
+    def expect_room(self) -> None:
+        """Raises redis' errors where the server does not answer, or takes nothing in: then no worker is heard of."""
+        self._redis.set(_PROBE_KEY, "", px=1)
 
     def announce(
         self, queue: str, worker: WorkerId, stats: Mapping[str, float] | None = None, model: str | None = None

@@ -88,6 +88,16 @@ def test_a_disk_that_fills_after_a_request_was_taken(
         assert caplog.text.count(said) == 1
 
 
+def test_a_full_redis_is_not_taken_for_a_lack_of_workers(client: Client, server: InProcessServer) -> None:
+    with Redis.from_url(client.redis_url) as redis:
+        redis.config_set("maxmemory", 1)
+        refused = httpx2.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
+        redis.config_set("maxmemory", 0)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (503, "unavailable")
+    assert error["message"] == "Redis takes nothing in: try again later"
+
+
 def test_a_bell_that_is_refused_is_as_one_that_is_lost(
     client: Client,
     asked: "Callable[[], Future[Any]]",

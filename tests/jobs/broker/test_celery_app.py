@@ -239,6 +239,7 @@ def test_a_worker_survives_what_redis_answers(broker, start_worker, wait_until):
     wait_until(lambda: worker.events("end") == ["job/00000"] or worker.has_ended(), "the shard has run")
     wait_until(lambda: worker.events("bell") == ["req_1"] or worker.has_ended(), "the bell was heard")
     assert not worker.has_ended(), worker.log()
+    assert "Connection to broker lost" not in worker.log()
     # Celery's advice about a setting, of eight lines, at each try.
     assert "DeprecationWarning" not in worker.log()
 

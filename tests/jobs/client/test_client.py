@@ -328,6 +328,17 @@ def test_a_job_is_queued_though_redis_has_no_room_for_its_messages(unserved, row
     assert job.progress().state is JobState.RUNNING
 
 
+def test_a_job_says_that_it_waits_for_a_full_redis(unserved, rows, tmp_path):
+    """No worker can say there that it is one."""
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    with Redis.from_url(unserved.redis_url) as redis:
+        redis.config_set("maxmemory", 1)
+        told = next(job.watch()).error
+        redis.config_set("maxmemory", 0)
+    assert told.startswith("Redis is full: make room in it, or raise its maxmemory (")
+    assert next(job.watch()).error is None
+
+
 def test_waiting_has_an_end(unserved, rows, tmp_path):
     job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
     with pytest.raises(JobTimeoutError, match=r"did not end in 0\.1 s"):
