@@ -18,10 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..processes import set_parent_death_signal
-from .valkey import BUSY, READY, START_SECONDS, ValkeyPaths, answers, try_lock
+from .valkey import BUSY, READY, START_SECONDS, ValkeyPaths, answers, hangs, try_lock
 
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01
+# How often the server is asked whether it is there; one that hangs takes another second each time.
+_LOOK_SECONDS = 1.0
+# A minute without a word: whoever has asked it has given up long before.
+_MOST_SILENT_LOOKS = 30
 # A server that dies this often within a minute has a reason that restarting does not cure.
 _MAX_RESTARTS_PER_MINUTE = 5
 _MAX_LOG_BYTES = 1_000_000
@@ -75,8 +79,9 @@ class Supervisor:
             raise ServerFailedError(f"the server was not ready after {START_SECONDS:.0f} s")
 
     def run(self) -> None:
-        """Keep the server alive until it has no user; it has ended when this returns."""
-        threading.Thread(target=self._stop_when_unused, daemon=True).start()
+        """Keep the server alive until it has no user, though it die or hang; it has ended when this returns."""
+        for watch in (self._stop_when_unused, self._kill_when_silent):
+            threading.Thread(target=watch, daemon=True).start()
         while True:
             assert self._server is not None
             self._server.wait()
@@ -92,6 +97,20 @@ class Supervisor:
         with self._changing:
             self._unused = True
             self._stop_server()
+
+    def _kill_when_silent(self) -> None:
+        num_silent = 0
+        while not self._unused:
+            time.sleep(_LOOK_SECONDS)
+            num_silent = num_silent + 1 if hangs(self._paths.socket) else 0
+            if num_silent < _MOST_SILENT_LOOKS:
+                continue
+            num_silent = 0
+            with self._changing:
+                if not self._unused and not self._server_exited():
+                    print("the server hangs: it is killed and started again", file=sys.stderr, flush=True)
+                    assert self._server is not None
+                    self._server.kill()
 
     def _start_server(self) -> None:
         self._paths.socket.unlink(missing_ok=True)

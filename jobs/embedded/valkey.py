@@ -141,6 +141,11 @@ class EmbeddedValkey:
             raise EmbeddedValkeyError("the embedded Valkey is used no longer, as its client was closed: make another")
         if self._answers():
             return
+        if not self._paths.folder.is_dir():
+            raise EmbeddedValkeyError(
+                f"embedded Valkey: {self._paths.folder} was removed while it was used: stop every headrace that uses "
+                "it and start again"
+            )
         deadline = time.monotonic() + START_SECONDS
         start_lock = _lock(self._paths.start_lock, fcntl.LOCK_EX, START_SECONDS)
         try:
@@ -166,16 +171,33 @@ def answers(socket_path: Path) -> bool:
     return _reply(socket_path).startswith(_PONG)
 
 
+def hangs(socket_path: Path) -> bool:
+    """Whether there is a server on this socket that does not say a word."""
+    try:
+        _ask(socket_path)
+    # The latter of one that has not taken connections for long.
+    except (TimeoutError, BlockingIOError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _reply(socket_path: Path) -> bytes:
     """What a server on this socket answers to a ping; nothing where there is none."""
+    try:
+        return _ask(socket_path)
+    except OSError:
+        return b""
+
+
+def _ask(socket_path: Path) -> bytes:
+    """Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(1.0)
-        try:
-            connection.connect(str(socket_path))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(256)
-        except OSError:
-            return b""
+        connection.connect(str(socket_path))
+        connection.sendall(b"PING\r\n")
+        return connection.recv(256)
 
 
 def failure(paths: ValkeyPaths, reason: str) -> str:

@@ -15,6 +15,7 @@ from headrace.jobs import rare_warnings
 from headrace.jobs.api import live_answers
 from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
+from headrace.jobs.embedded.valkey import ValkeyPaths
 from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.cancellations import Cancellations
@@ -96,6 +97,15 @@ def test_a_full_redis_is_not_taken_for_a_lack_of_workers(client: Client, server:
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (503, "unavailable")
     assert error["message"] == "Redis takes nothing in: try again later"
+
+
+def test_a_redis_that_is_away_is_not_taken_for_a_lack_of_room(client: Client, server: InProcessServer) -> None:
+    folder = ValkeyPaths.of(client.settings.data_dir).folder
+    away = folder.rename(folder.with_name("away"))
+    body = {"model": MODEL.name, "rows": [{"text": "x"}], "prompt": "{text}"}
+    refused = httpx2.post(f"{server.url}/jobs", json=body, timeout=60)
+    away.rename(folder)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
 
 
 def test_a_bell_that_is_refused_is_as_one_that_is_lost(

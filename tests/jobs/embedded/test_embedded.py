@@ -15,6 +15,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from headrace.jobs.embedded import supervisor as supervisor_module
 from headrace.jobs.embedded.supervisor import ServerFailedError, Supervisor
 from headrace.jobs.embedded.valkey import (
     EmbeddedValkey,
@@ -142,6 +143,36 @@ def test_a_server_comes_back_without_anyone_asking(valkey, tmp_path, wait_until,
     server.kill()
     wait_until_ended(server)
     wait_until(lambda: is_up(tmp_path), "the supervisor has restarted it")
+
+
+def test_a_server_that_hangs_is_replaced_with_its_data(tmp_path, monkeypatch, wait_until):
+    monkeypatch.setattr(supervisor_module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor_module, "_MOST_SILENT_LOOKS", 1)
+    paths = ValkeyPaths.of(tmp_path)
+    paths.create()
+    supervisor = Supervisor(paths)
+    supervisor.start()
+    with EmbeddedValkey(tmp_path) as valkey:
+        running = Thread(target=supervisor.run)
+        running.start()
+        with client(valkey) as redis:
+            redis.set("x", "1")
+        server = server_of(valkey)
+        server.suspend()
+        wait_until(lambda: is_up(tmp_path), "another answers")
+        assert server_of(valkey).pid != server.pid
+        with client(valkey) as redis:
+            assert redis.get("x") == b"1"
+    running.join()
+
+
+def test_a_folder_that_was_removed_is_told(tmp_path):
+    with EmbeddedValkey(tmp_path) as valkey:
+        folder = ValkeyPaths.of(tmp_path).folder.rename(tmp_path / "away")
+        with pytest.raises(EmbeddedValkeyError, match=r"valkey was removed while it was used: stop every headrace"):
+            valkey.ensure()
+        folder.rename(ValkeyPaths.of(tmp_path).folder)
+        valkey.ensure()
 
 
 def test_who_has_closed_it_is_told_so(valkey):
