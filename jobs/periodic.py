@@ -18,12 +18,16 @@ class Periodic:
     """Calls `action` every `seconds` while the context lasts.
 
     An unreachable Redis or ledger is waited out; as long as nothing else is wrong it is named once a minute.
+    `interrupt`: called as the context ends, has an action end soon that may wait for others.
     """
 
-    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, seconds: float, action: Callable[[], None], interrupt: Callable[[], None] = lambda: None
+    ) -> None:
         self._name = name
         self._seconds = seconds
         self._action = action
+        self._interrupt = interrupt
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._warnings = RareWarnings(logger)
@@ -34,6 +38,7 @@ class Periodic:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
+        self._interrupt()
         self._thread.join()
 
     def _run(self) -> None:

@@ -88,7 +88,7 @@ def serve(
         server = Server(http_config(app), app.state.stopping, on_leaving=app.state.leaving.set)
         webhooks = WebhookSender.of(client.ledger, settings)
         with (
-            Periodic("webhooks", SEND_SECONDS, webhooks.send_due),
+            Periodic("webhooks", SEND_SECONDS, webhooks.send_due, webhooks.stop),
             BatchKeeper.of(client, models),
             _stopping_on_signals(server),
         ):

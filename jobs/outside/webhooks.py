@@ -7,9 +7,11 @@ import hashlib
 import hmac
 import json
 import logging
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Self
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 SEND_SECONDS = 1.0
 _TIMEOUT_SECONDS = 15.0
 _MAX_AT_ONCE = 32
+_LOOK_SECONDS = 0.1
 _BASE64_SECRET = "whsec_"
 _GONE = 410
 
@@ -82,6 +85,7 @@ class WebhookSender:
 
     webhooks: Webhooks
     allow_private_addresses: bool
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
     @classmethod
     def of(cls, ledger: Ledger, settings: Settings) -> Self:
@@ -93,17 +97,33 @@ class WebhookSender:
         if deliveries:
             asyncio.run(self._send_all(deliveries))
 
+    def stop(self) -> None:
+        """Have `send_due`, in another thread, wait for no receiver any more: another sender tells those again."""
+        self._stopping.set()
+
     async def _send_all(self, deliveries: Sequence[Delivery]) -> None:
         async with outside_client(self.allow_private_addresses, _TIMEOUT_SECONDS) as client:
             await asyncio.gather(*(self._send(client, delivery) for delivery in deliveries))
 
     async def _send(self, client: httpx2.AsyncClient, delivery: Delivery) -> None:
-        status, problem = await _post(client, delivery)
+        status, problem = await self._answer(client, delivery)
         if problem is None:
             await asyncio.to_thread(self.webhooks.delivered, delivery)
             return
         logger.warning("event %s of %s was not taken: %s", delivery.event_id, delivery.subject_id, problem)
         await asyncio.to_thread(self.webhooks.failed, delivery, problem, is_final=status == _GONE)
+
+    async def _answer(self, client: httpx2.AsyncClient, delivery: Delivery) -> tuple[int | None, str | None]:
+        """As `_post`, as long as nobody says `stop`."""
+        posting = asyncio.ensure_future(_post(client, delivery))
+        while not posting.done() and not self._stopping.is_set():
+            await asyncio.wait({posting}, timeout=_LOOK_SECONDS)
+        if posting.done():
+            return posting.result()
+        posting.cancel()
+        with suppress(asyncio.CancelledError):
+            await posting
+        return None, "no answer before its sender was stopped"
 
 
 async def _post(client: httpx2.AsyncClient, delivery: Delivery) -> tuple[int | None, str | None]:

@@ -244,7 +244,7 @@ class _Base:
             Periodic("live sweeper", SWEEP_SECONDS, live.sweep),
             Periodic("row streams", LOOK_SECONDS, row_streams.look),
             Periodic("checkpoints", settings.flush_seconds, checkpoints.save),
-            Periodic("webhooks", SEND_SECONDS, webhooks.send_due),
+            Periodic("webhooks", SEND_SECONDS, webhooks.send_due, webhooks.stop),
             Periodic("presence", RENEW_SECONDS, self._announcer()),
         ]
 

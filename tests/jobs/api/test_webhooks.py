@@ -15,6 +15,7 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.outside import webhooks as sending
 from headrace.jobs.outside.webhooks import WebhookSender, parse_webhook
+from headrace.jobs.periodic import Periodic
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger.clock import now
 from headrace.storage.ledger.ledger import Ledger
@@ -155,6 +156,23 @@ def test_two_processes_do_not_send_the_same_event(ledger: Ledger, receiver: Rece
             done.result()
     ids = [json.loads(event.body)["data"]["id"] for event in receiver.received]
     assert sorted(ids) == [f"job_{number}" for number in range(8)]
+
+
+def test_who_is_told_to_stop_waits_for_no_receiver(
+    ledger: Ledger, receiver: Receiver, wait_until: Callable[..., None]
+) -> None:
+    receiver.hold.clear()
+    create(ledger, receiver.url)
+    finish(ledger)
+    stopped = sender(ledger)
+    with Periodic("webhooks", 0.001, stopped.send_due, stopped.stop):
+        wait_until(lambda: bool(receiver.received), "it is told")
+    assert ledger.webhooks.of_job(JOB) == [(WebhookState.PENDING, "no answer before its sender was stopped")]
+    receiver.hold.set()
+    let_pauses_pass(ledger)
+    sender(ledger).send_due()
+    assert states(ledger) == [WebhookState.DELIVERED]
+    assert len({event.headers["webhook-id"] for event in receiver.received}) == 1
 
 
 def test_a_receiver_that_never_answers_is_tried_again(
