@@ -47,6 +47,8 @@ _LACKING = ("NAType", "NaTType")
 class Client(Connections):
     """Submits jobs and asks for answers. A context manager; its settings and errors are those of `Connections`."""
 
+    _has_tidied = False
+
     def submit(
         self,
         input: str | Path | InputSource | Iterable[Mapping[str, Any]],
@@ -156,6 +158,9 @@ class Client(Connections):
         # Before anything is written: without Redis nobody could work on it.
         self.ping_redis()
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
+        if not self._has_tidied:
+            self._has_tidied = True
+            producer.discard_abandoned()
         return Job(self, producer.submit(source, spec, open_folder(output), mode, job_id, terms))
 
     @contextmanager

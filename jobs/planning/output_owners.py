@@ -8,12 +8,12 @@ from typing import Any
 
 from celery import Celery
 
-from ...storage.errors import JobEnded, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
+from ...storage.errors import JobEnded, LedgerError, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import JobRecord, JobState, ShardState
 from ...storage.output.address import is_same_folder, open_folder
 from ...storage.output.folder import OutputFolder
-from ...storage.output.held_file import held_lock
+from ...storage.output.held_file import abandoned_lock, held_lock
 from ...storage.output.manifest import Manifest, OutputMode, read_report
 from ...storage.rows.spool import discard_spool, lock_of
 from ..broker.celery_app import ring_for_shards
@@ -38,13 +38,27 @@ class OutputOwners:
         """Until the context ends nobody else submits this job. Raises `JobMismatchError` where another does so."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(held_lock(lock_of(self.jobs_folder / job_id)))
+                stack.enter_context(held_lock(lock_of(self.jobs_folder / job_id), self.ledger.identity))
             except StorageError as error:
                 raise JobMismatchError(
                     f"job {job_id} of output folder {output} is being submitted by another process: wait until it "
                     "has been, then run the same command again"
                 ) from error
             yield
+
+    def discard_abandoned(self) -> None:
+        """Remove what submitters that were killed have spooled for jobs of this ledger and not recorded."""
+        for lock in self.jobs_folder.glob(lock_of(Path("*")).name):
+            # Somebody holds it, it has gone, or what it is about cannot be known now.
+            with suppress(OSError, LedgerError), abandoned_lock(lock) as ledger:
+                if ledger == self.ledger.identity and not self._is_known(lock.stem):
+                    discard_spool(lock.with_suffix(""))
+
+    def _is_known(self, job_id: str) -> bool:
+        try:
+            return self.ledger.job(job_id).id == job_id
+        except UnknownJob:
+            return False
 
     def cancel_owner(self, output: OutputFolder) -> str | None:
         """Keep the workers of the job that is about to be replaced from writing on, and say which that is.

@@ -126,6 +126,10 @@ class Producer:
                 taken.give_back()
                 raise
 
+    def discard_abandoned(self) -> None:
+        """Remove what submitters that were killed have left; for once in a while."""
+        self._owners.discard_abandoned()
+
     @property
     def _owners(self) -> OutputOwners:
         return OutputOwners(self.ledger, self.app, self.jobs_folder)

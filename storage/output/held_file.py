@@ -26,21 +26,43 @@ def held_file(path: Path) -> Iterator[bytes | None]:
 
 
 @contextmanager
-def held_lock(path: Path) -> Iterator[None]:
+def held_lock(path: Path, mark: str = "") -> Iterator[None]:
     """Hold a file that is there for nothing else, and is removed when the context ends; its folder is made.
 
-    One that can not be removed then stays, and is held by nobody.
+    One that can not be removed then stays, and is held by nobody, as that of a process that was killed: with the `mark`
+    in it, if there was room for that.
 
     Raises StorageError when another keeps it for seconds, OSError when it cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _held(path, lambda path: path.open("ab")):
+    with _held(path, lambda path: path.open("ab")) as file:
+        assert file is not None
         try:
+            _write_mark(file, mark)
             yield
         finally:
             # Who tidies up after tries that were killed may have been here. What was done under it is done.
             with suppress(OSError):
                 path.unlink()
+
+
+@contextmanager
+def abandoned_lock(path: Path) -> Iterator[str | None]:
+    """The mark in a lock that its holder has left, None where it is gone; until the context ends nobody else holds it.
+
+    Raises OSError, as where somebody holds it, or there are no locks.
+    """
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file.read().decode(errors="replace") if _is_still(file, path) else None
+
+
+def _write_mark(file: BinaryIO, mark: str) -> None:
+    # What is done under the lock may need no room.
+    with suppress(OSError):
+        file.truncate(0)
+        file.write(mark.encode())
+        file.flush()
 
 
 @contextmanager

@@ -189,6 +189,21 @@ def killed(client: Client, tmp_path: Path) -> tuple[Path, list[Path]]:
     return tmp_path / "out", [spool, lock_of(spool)]
 
 
+def test_what_a_killed_submitter_has_left_goes_when_somebody_submits(
+    client: Client, killed: tuple[Path, list[Path]], tmp_path: Path
+) -> None:
+    _, left = killed
+    recorded = submit(client, tmp_path / "recorded")
+    spools = [client.jobs_folder / name for name in (left[0].name, recorded.id, "job_anothers", "job_begun")]
+    for spool in spools:
+        spool.mkdir(exist_ok=True)
+        lock_of(spool).write_text("another" if spool.name == "job_anothers" else client.ledger.identity)
+    with Client(client.settings) as next_client, held_file.held_lock(lock_of(spools[-1]), client.ledger.identity):
+        submit(next_client, tmp_path / "next")
+        assert [spool.exists() for spool in spools] == [False, True, True, True]
+    assert not left[1].exists()
+
+
 def test_what_a_killed_submitter_has_left_goes_when_its_folder_is_overwritten(
     client: Client, killed: tuple[Path, list[Path]]
 ) -> None:

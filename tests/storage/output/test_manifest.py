@@ -269,6 +269,19 @@ def test_a_lock_is_gone_once_it_is_let_go_of_even_if_somebody_has_tidied_it_away
         path.unlink()
 
 
+def test_a_lock_that_its_holder_has_left_says_what_it_was_for(tmp_path: Path) -> None:
+    path = tmp_path / "job.lock"
+    with (
+        held_file.held_lock(path, "ledger"),
+        pytest.raises(BlockingIOError),
+        held_file.abandoned_lock(path),
+    ):
+        pass
+    path.write_text("ledger")
+    with held_file.abandoned_lock(path) as mark:
+        assert mark == "ledger"
+
+
 def test_a_lock_that_cannot_be_removed_undoes_nothing_of_what_was_done_under_it(tmp_path: Path) -> None:
     path = tmp_path / "job.lock"
     with held_file.held_lock(path):
