@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -115,7 +116,7 @@ class RunDisplay:
             self._bar.update(self._task, completed=progress.rows_done, figures=figures)
         elif time.monotonic() - self._printed_at > _PLAIN_LINE_SECONDS:
             self._printed_at = time.monotonic()
-            print(f"{progress.rows_done:,}/{progress.rows_total:,} rows  {figures}", file=sys.stderr, flush=True)
+            print_line(f"{progress.rows_done:,}/{progress.rows_total:,} rows  {figures}")
 
     def _figures(self, progress: Progress, ahead: Ahead | None) -> str:
         pace = self._pace
@@ -142,6 +143,12 @@ class RunDisplay:
 def rate_of(rows_per_second: float, decimals: int = 0) -> str:
     """With two digits at least: a large model may take seconds a row."""
     return f"{rows_per_second:,.{decimals}f}" if rows_per_second >= 10 else f"{rows_per_second:.2g}"
+
+
+def print_line(line: str) -> None:
+    """Onto standard error. A log that takes nothing, its disk being full or its reader gone, costs lines, not a run."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _reused(progress: Progress) -> str:

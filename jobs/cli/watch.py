@@ -1,6 +1,5 @@
 """`headrace watch`: jobs on their way to the end."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from rich.table import Table
 from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client
-from .display import behind, can_redraw, duration, rate_of
+from .display import behind, can_redraw, duration, print_line, rate_of
 from .follow import exit_status, follow, opening
 from .job_names import JobIds
 from .tables import print_table
@@ -128,7 +127,7 @@ class _Display:
         elif self._printed_at is None or time.monotonic() - self._printed_at > _PLAIN_SECONDS:
             self._printed_at = time.monotonic()
             for line in lines:
-                print("  ".join(line).rstrip(), file=sys.stderr, flush=True)
+                print_line("  ".join(line).rstrip())
 
 
 @contextmanager

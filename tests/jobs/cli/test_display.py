@@ -37,6 +37,17 @@ def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, capsys, term, has
     assert ("5/10 rows  waiting for a worker\n" in capsys.readouterr().err) == has_lines
 
 
+def test_a_run_goes_on_though_its_log_takes_nothing(monkeypatch):
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    full = open("/dev/full", "w")  # noqa: SIM115
+    monkeypatch.setattr("sys.stderr", full)
+    with RunDisplay(Pace(progress(0))) as shown:
+        shown.show(progress(5))
+    # What it holds back cannot be written either.
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+
+
 def test_each_row_is_counted_once():
     pace = Pace(progress(4, failed=1))
     said = summary(pace, progress(10, failed=3, from_cache=2), "out")
