@@ -131,7 +131,8 @@ class ShardAttempt:
         `StorageError` when the shard can be tried again. Rows committed before stay committed.
         """
         table = self._planned()
-        self._expect_folder()
+        # Not at once: a job of thousands of shards would have all of them fail, again and again.
+        self._patience.with_folder(self._expect_folder)
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
             table = condemned(table, NOT_BEGUN)

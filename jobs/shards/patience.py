@@ -89,7 +89,7 @@ class Patience:
                 patience = self.store_seconds if isinstance(error, StoreUnavailable) else self.write_seconds
                 if time.monotonic() - began >= patience or self.stop.wait(next(pauses)):
                     raise
-                logger.warning("a part cannot be written, trying again: %s", error)
+                self._warnings.warn(f"a part cannot be written, trying again: {error}")
             else:
                 return self.trouble.clear()
 

@@ -345,7 +345,7 @@ def test_a_part_whose_file_is_gone_is_generated_again(shop, start):
     assert gone not in shop.files()
 
 
-def test_a_folder_that_is_away_for_a_while_has_each_row_once_when_it_is_back(shop, start):
+def test_a_folder_that_is_away_for_a_while_has_each_row_once_when_it_is_back(shop, start, caplog):
     shop.create(ROWS, sampling={"max_tokens": 4})
     stop_after(shop, shop.attempt(), start, 0, 1)
     away = shop.output.rename(shop.folder / "away")
@@ -358,8 +358,10 @@ def test_a_folder_that_is_away_for_a_while_has_each_row_once_when_it_is_back(sho
     assert [(attempt.error or "").startswith(gone) for attempt in shop.ledger.attempts(SHARD)] == [False, True, True]
     assert shop.num_committed() == 2
     shop.output.rmdir()
+    running = start(shop.attempt(tools=replace(shop.tools, write_seconds=60.0)).run)
+    wait_until(lambda: "cannot be written" in caplog.text, "it waits")
     away.rename(shop.output)
-    shop.shard_runner().run(SHARD)
+    assert running.result(60) is JobState.COMPLETED
     shop.assert_complete()
 
 
