@@ -8,6 +8,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
+from ..rare_warnings import RareWarnings
 from .keys import CANCEL_CHANNEL
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class CancelListener:
         self._redis: Redis = Redis.from_url(redis_url, decode_responses=True, socket_connect_timeout=2.0)
         self._on_cancel = on_cancel
         self._stop = threading.Event()
+        self._warnings = RareWarnings(logger)
         self._thread = threading.Thread(target=self._run, name="live cancels", daemon=True)
 
     def __enter__(self) -> Self:
@@ -42,7 +44,7 @@ class CancelListener:
             try:
                 self._listen()
             except (RedisError, OSError) as error:
-                logger.warning("listening for cancellations: %s; trying again", error)
+                self._warnings.warn(f"listening for cancellations: {error}; trying again")
                 self._stop.wait(_RETRY_SECONDS)
 
     def _listen(self) -> None:

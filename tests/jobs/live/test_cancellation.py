@@ -5,6 +5,9 @@ import time
 
 import pytest
 
+from headrace.jobs.live import cancels
+from headrace.jobs.live.cancels import CancelListener
+
 from ..answers import WAIT_SECONDS
 from .desk import error_of, stop_after
 
@@ -126,3 +129,20 @@ def test_what_ends_while_it_is_being_claimed(why, desk, monkeypatch, wait_until,
         ends(request)
         wait_until(lambda: first.live.num_in_flight == 0, "it is forgotten")
         assert first.runner.num_sequences_started == 0
+
+
+def test_a_redis_that_is_away_for_long_is_named_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cancels, "_RETRY_SECONDS", 0.001)
+    tries: list[int] = []
+    enough = threading.Event()
+
+    class Listener(CancelListener):
+        def _listen(self):
+            tries.append(1)
+            if len(tries) == 3:
+                enough.set()
+            super()._listen()
+
+    with Listener(f"unix://{tmp_path}/nobody.sock", lambda request_id: None):
+        assert enough.wait(WAIT_SECONDS)
+    assert caplog.text.count("listening for cancellations") == 1
