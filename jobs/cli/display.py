@@ -4,6 +4,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from rich.console import Console
@@ -15,13 +16,19 @@ from ...storage.ledger.records import JobState, Progress
 from .cost import cost
 
 _PLAIN_LINE_SECONDS = 5.0
+# Most models are loaded by then.
+_LONG_SECONDS = 60.0
 
 
 @dataclass
 class Pace:
-    """How fast a run goes, measured from the moment a worker was ready. Rows kept from before do not count."""
+    """How fast a run goes, measured from the moment a worker was ready. Rows kept from before do not count.
+
+    `log`: what the worker says that was started for the job, if one was.
+    """
 
     first: Progress
+    log: Path | None = None
     started_at: float = field(default_factory=time.monotonic)
     ready_at: float | None = None
     waited_until: float | None = None
@@ -128,7 +135,7 @@ class RunDisplay:
         if ahead is not None:
             return f"waiting {behind(ahead)}"
         if pace.ready_at is None:
-            return "waiting for a worker"
+            return f"waiting for a worker{self._where_it_says_why()}"
         if not pace.rows_ended(progress):
             # Rates of what has ended would be zero, however much is under way.
             return f"no row has ended yet, after {duration(pace.working_seconds)} with the model loaded"
@@ -138,6 +145,12 @@ class RunDisplay:
             f"{pace.hit_rate(progress):.0%} cached  {_reused(progress)}"
             f"ETA {duration(eta) if eta is not None else '-'}"
         )
+
+    def _where_it_says_why(self) -> str:
+        pace = self._pace
+        if pace.seconds < _LONG_SECONDS or pace.log is None or not pace.log.exists():
+            return ""
+        return f", for {duration(pace.seconds)}: what it is at is in {pace.log}"
 
 
 def rate_of(rows_per_second: float, decimals: int = 0) -> str:

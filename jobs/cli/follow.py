@@ -50,7 +50,7 @@ def follow(
 
 def accompany(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> tuple[Pace, Progress]:
     """As `follow`, but for the summary."""
-    pace = Pace(first)
+    pace = Pace(first, client.log_of(job.id))
     overview = client.ledger.overview
     with RunDisplay(pace) as display:
         for progress in job.watch():

@@ -48,6 +48,20 @@ def test_a_run_goes_on_though_its_log_takes_nothing(monkeypatch):
         full.close()
 
 
+def test_a_worker_that_is_long_in_coming_has_a_log(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    log = tmp_path / "worker.log"
+    pace = Pace(progress(0), log, started_at=time.monotonic() - 600)
+    with RunDisplay(pace) as shown:
+        shown.show(progress(0))
+        log.touch()
+        shown.show(progress(0))
+    without, with_log = capsys.readouterr().err.splitlines()
+    assert without == "0/10 rows  waiting for a worker"
+    assert with_log.startswith("0/10 rows  waiting for a worker, for 10:")
+    assert with_log.endswith(f": what it is at is in {log}")
+
+
 def test_each_row_is_counted_once():
     pace = Pace(progress(4, failed=1))
     said = summary(pace, progress(10, failed=3, from_cache=2), "out")
