@@ -1,6 +1,8 @@
 """Files that are whole and on the disk, or not there."""
 
 import os
+import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +44,17 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     finally:
         # Also where `lines` raises.
         _remove_if_possible(temporary)
+
+
+def remove_old(folder: Path, seconds: float) -> None:
+    """Remove the files and folders in `folder` that have not changed for so long, as far as that can be done."""
+    newest = time.time() - seconds
+    with suppress(OSError):
+        for path in folder.iterdir():
+            # Others may do the same.
+            with suppress(OSError):
+                if path.lstat().st_mtime < newest:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _remove_if_possible(path: Path) -> None:

@@ -14,7 +14,7 @@ from ...engine.checkpoints.hub import model_name
 from ...engine.errors import shown
 from ...engine.lora_request import LoRARequest
 from ...storage.errors import Argument, InputError, StorageError
-from ...storage.files import write_lines
+from ...storage.files import remove_old, write_lines
 from ...storage.output.address import open_folder
 from ...storage.output.manifest import OutputMode
 from ...storage.output.sinks import DEFAULT_TABLE, SinkSpec
@@ -40,6 +40,8 @@ from .connections import Connections
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
 
+# What is written there is read within hours: what is older a submitter that was killed has left.
+_OLD_INPUT_SECONDS = 24 * 3600.0
 # Types of pandas, which is not imported for them.
 _LACKING = ("NAType", "NaTType")
 
@@ -161,6 +163,7 @@ class Client(Connections):
         if not self._has_tidied:
             self._has_tidied = True
             producer.discard_abandoned()
+            remove_old(self.settings.inputs_folder, _OLD_INPUT_SECONDS)
         return Job(self, producer.submit(source, spec, open_folder(output), mode, job_id, terms))
 
     @contextmanager

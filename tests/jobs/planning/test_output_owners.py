@@ -1,6 +1,7 @@
 """Whose an output folder is, and what is left in it of a job that is refused."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -202,6 +203,19 @@ def test_what_a_killed_submitter_has_left_goes_when_somebody_submits(
         submit(next_client, tmp_path / "next")
         assert [spool.exists() for spool in spools] == [False, True, True, True]
     assert not left[1].exists()
+
+
+def test_inputs_that_a_killed_submitter_has_left_go_a_day_later(client: Client, tmp_path: Path) -> None:
+    inputs = client.settings.inputs_folder
+    left = [inputs / name for name in ("old.jsonl", "tmp_old", "new.jsonl")]
+    left[1].mkdir(parents=True)
+    for path in (left[0], left[1] / "input.jsonl", left[2]):
+        path.write_text("{}")
+    for path in left[:2]:
+        os.utime(path, (0, 0))
+    with Client(client.settings) as next_client:
+        submit(next_client, tmp_path / "next")
+    assert [path.exists() for path in left] == [False, False, True]
 
 
 def test_what_a_killed_submitter_has_left_goes_when_its_folder_is_overwritten(
