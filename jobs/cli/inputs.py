@@ -12,7 +12,7 @@ from typing import TextIO, cast
 
 import typer
 
-from ...storage.readers import InputSource, open_input, open_sql
+from ...storage.readers import InputSource, not_utf8, open_input, open_sql
 from ..errors import SpecError
 
 _STDIN = "-"
@@ -83,4 +83,4 @@ def file_text(option: str, value: str) -> str:
     except OSError as error:
         raise SpecError(f"{option} {value} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SpecError(f"{option} {value} cannot be read: it is not UTF-8") from error
+        raise SpecError(f"{option} {value} cannot be read: it is {not_utf8(error.object)}") from error

@@ -13,6 +13,7 @@ from .json_lines import JsonLines
 from .location import Location
 from .source import InputRow, InputSource, is_unicode, readable
 from .sql import SqlQuery
+from .text import not_utf8
 
 
 def _open_json(location: Location, limit: int | None) -> InputSource:
@@ -98,4 +99,4 @@ def _open_folder(folder: Location, limit: int | None) -> InputSource:
     return Concatenated(folder.name, [_open_file(file, None) for file in files], limit)
 
 
-__all__ = ["FORMATS", "InputRow", "InputSource", "is_unicode", "open_input", "open_sql", "readable"]
+__all__ = ["FORMATS", "InputRow", "InputSource", "is_unicode", "not_utf8", "open_input", "open_sql", "readable"]

@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, is_unicode, refuse_duplicates
-from .text import refuse_utf16
+from .text import not_utf8, refuse_utf16
 
 # As much as a line of JSON: a megabyte of gzip may be one field of a gigabyte, which no process of ours is to hold.
 MAX_RECORD_CHARACTERS = 64 * 2**20
@@ -63,8 +63,8 @@ class Csv(InputSource):
         if len(fields) != len(self._columns):
             problem = f"number of fields is {len(fields)}, the header has {len(self._columns)}"
             return InputRow(row, {}, f"line {line_number}: {problem}")
-        if not all(is_unicode(field) for field in fields):
-            return InputRow(row, {}, f"line {line_number}: not valid UTF-8")
+        if (bad := next((field for field in fields if not is_unicode(field)), None)) is not None:
+            return InputRow(row, {}, f"line {line_number}: {_not_utf8(bad)}")
         return InputRow(row, dict(zip(self._columns, fields, strict=True)))
 
     @contextmanager
@@ -83,8 +83,8 @@ class Csv(InputSource):
             self._refuse(f"has a header that is not valid CSV ({error}): check its quotes")
         if not header:
             self._refuse("has no header: put the columns' names into the first line")
-        if not all(is_unicode(name) for name in header):
-            self._refuse("is not UTF-8: save it as UTF-8")
+        if (bad := next((name for name in header if not is_unicode(name)), None)) is not None:
+            self._refuse(f"is {_not_utf8(bad)}")
         others = [name for each, name in _DELIMITERS.items() if each != self._delimiter and each in header[0]]
         if len(header) == 1 and others:
             problem = f"has one column, {header[0]!r}: separate fields by {_DELIMITERS[self._delimiter]}"
@@ -95,6 +95,10 @@ class Csv(InputSource):
 
     def _refuse(self, problem: str) -> NoReturn:
         raise InputError(f"input {self.name} {problem}")
+
+
+def _not_utf8(field: str) -> str:
+    return not_utf8(field.encode(errors="surrogateescape"))
 
 
 class _TooLong(Exception):

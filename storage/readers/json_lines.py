@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
 from .source import InputRow, InputSource, is_unicode
-from .text import refuse_utf16
+from .text import not_utf8, refuse_utf16
 
 # As deep as requests to the API may be. Python itself reads deeper ones than it can write again.
 _MAX_DEPTH = 200
@@ -77,7 +77,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     try:
         value = _decoded(line.rstrip().decode())
     except UnicodeDecodeError as error:
-        raise BadRow("not valid UTF-8") from error
+        raise BadRow(not_utf8(line)) from error
     except json.JSONDecodeError as error:
         # Some of the messages end with "starting at".
         raise BadRow(f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error

@@ -197,6 +197,19 @@ def test_an_option_that_cannot_be_is_refused_and_named(refused, options, words):
     refused(*options, words=words)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("Sei kurz, für alle.".encode("cp1252"), "iconv -f WINDOWS-1252 -t UTF-8, if 'für' is what it says"),
+        ("Sei kurz.".encode("utf-16"), "UTF-16: convert the file (iconv -f UTF-16 -t UTF-8)"),
+    ],
+)
+def test_a_file_in_another_encoding_says_how_to_convert_it(refused, tmp_path, content, problem):
+    path = tmp_path / "system.txt"
+    path.write_bytes(content)
+    refused("--system", f"@{path}", words=["system.txt cannot be read: it is not valid UTF-8", problem])
+
+
 def test_text_that_is_no_text_is_refused(refused):
     refused("--system", "caf\udce9", words=["system: is not valid UTF-8"])
     refused(prompt="{text} caf\udce9", words=["prompt: is not valid UTF-8"])

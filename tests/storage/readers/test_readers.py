@@ -54,7 +54,7 @@ def test_jsonl(name: str, tmp_path: Path) -> None:
         (b'"x"', "not a JSON object but a string"),
         (b"null", "not a JSON object but null"),
         (b'{"a": NaN}', "not valid JSON: NaN is not a number in JSON"),
-        (b'{"a": "\xff"}', "not valid UTF-8"),
+        (b'{"a": "\x81"}', "not valid UTF-8: convert the file (iconv -f ENCODING -t UTF-8, with the one that it has)"),
         (b'{"a": "\\ud83d"}', "not valid text: an escape is half of a surrogate pair"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: a number is too long"),
         (b"[" * 100_000, "not valid JSON: nested too deep"),
@@ -113,9 +113,34 @@ def test_bad_csv_record_is_an_error_row_with_its_line(tmp_path: Path) -> None:
         (1, "line 5: number of fields is 1, the header has 2"),
         (2, "line 6: number of fields is 3, the header has 2"),
         (3, "line 7: not valid CSV: ',' expected after '\"'"),
-        (4, "line 8: not valid UTF-8"),
+        (4, "line 8: not valid UTF-8: convert the file (iconv -f WINDOWS-1252 -t UTF-8, if 'ÿ' is what it says)"),
         (6, "line 10: not valid CSV: unexpected end of data"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("vielen Grüßen an", "Grüßen"),
+        ("I don’t know", "don’t"),
+        ("“all”", "“all"),
+        ("5 € less", "€"),
+        ("x" * 100 + "é" + "x" * 100, "x" * 20 + "é" + "x" * 19),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+def test_a_row_in_windows_1252_says_how_to_convert_it(name: str, text: str, word: str, tmp_path: Path) -> None:
+    """By a word of its own, as any bytes are letters in that encoding."""
+    good = {"a": "good"}
+    written = {
+        "a.csv": f"a\n{text}\ngood\n",
+        "a.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ({"a": text}, good)),
+        "a.json": json.dumps([{"a": text}, good], ensure_ascii=False),
+    }[name]
+    bad, next_good = rows(write(tmp_path, name, written.encode("cp1252")))
+    assert bad.error is not None
+    assert bad.error.endswith(f"convert the file (iconv -f WINDOWS-1252 -t UTF-8, if {word!r} is what it says)")
+    assert next_good.values == good
 
 
 def test_long_csv_field(tmp_path: Path) -> None:
@@ -198,9 +223,10 @@ def test_parquet_of_several_batches(tmp_path: Path) -> None:
         ("a.csv", "a,b\n", "has no rows"),
         ("a.csv", "a,b,a\n1,2,3\n", "has 2 columns named 'a': rename all but one"),
         ("a.csv", 'a,"b\n1,2\n', "check its quotes"),
-        ("a.csv", b"\xff\n1\n", "is not UTF-8: save it as UTF-8"),
-        ("a.csv", "a\n1\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
-        ("a.jsonl", "{}\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("a.csv", "a\n1\n".encode("utf-16"), "is UTF-16: save it as UTF-8 (iconv -f UTF-16 -t UTF-8)"),
+        ("a.csv", "a\n1\n".encode("utf-16-le"), "is UTF-16: save it as UTF-8 (iconv -f UTF-16LE -t UTF-8)"),
+        ("a.jsonl", "{}\n".encode("utf-16-be"), "is UTF-16: save it as UTF-8 (iconv -f UTF-16BE -t UTF-8)"),
+        ("a.csv", "Größe,n\n1,2\n".encode("latin-1"), "is not valid UTF-8: convert the file (iconv -f WINDOWS-1252 -t"),
         ("a.parquet", "not parquet", "cannot be read: Parquet"),
         ("a.parquet", "", "cannot be read: Parquet file size is 0 bytes"),
     ],
