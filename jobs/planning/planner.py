@@ -24,6 +24,7 @@ from ...storage.errors import Argument, InputError, StorageError
 from ...storage.ledger.planned_rows import planned_rows
 from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow, InputSource
+from ...storage.readers.json_lines import NO_OBJECT, NOT_JSON
 from ...storage.rows.columns import REASONING_NAMES, SchemaUnifier
 from ...storage.rows.external_sort import ExternalSorter
 from ...storage.rows.spool import PlannedRow
@@ -229,14 +230,15 @@ def _columns(source: InputSource) -> list[str]:
 
 @contextmanager
 def _told_from_another_format(source: InputSource) -> Iterator[None]:
-    """Without a column because no row could be read, an input is not what its name says: raises `InputError` then."""
+    """Raises `InputError` where a column lacks because no row can be read, as of another format than the name says."""
     try:
         yield
     except SpecError:
         first = next(iter(source), None)
         if not source.columns and first is not None and first.error is not None:
-            hint = "write a JSON object a line, or an array of them into a .json"
-            raise InputError(f"input {source.name} has no row that can be read, {first.error}: {hint}") from None
+            is_other = NOT_JSON in first.error or NO_OBJECT in first.error
+            hint = ": write a JSON object a line, or an array of them into a .json" if is_other else ""
+            raise InputError(f"input {source.name} has no row that can be read, {first.error}{hint}") from None
         raise
 
 

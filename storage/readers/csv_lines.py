@@ -17,6 +17,8 @@ from .text import not_utf8, refuse_utf16
 
 # As much as a line of JSON: a megabyte of gzip may be one field of a gigabyte, which no process of ours is to hold.
 MAX_RECORD_CHARACTERS = 64 * 2**20
+# What the parser says in its own words.
+_PROBLEMS = {"unexpected end of data": "a quote is not closed, so that all lines after it are part of this row"}
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
@@ -55,7 +57,7 @@ class Csv(InputSource):
             where = "" if column is None else f", most of them in column {column!r}"
             return f"longer than {MAX_RECORD_CHARACTERS:,} characters{where}"
         except csv.Error as error:
-            return f"not valid CSV: {error}"
+            return f"not valid CSV: {_PROBLEMS.get(str(error), error)}"
 
     def _row(self, row: int, line_number: int, fields: list[str] | str) -> InputRow:
         if isinstance(fields, str):

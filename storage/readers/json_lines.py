@@ -13,6 +13,10 @@ from .text import not_utf8, refuse_utf16
 _MAX_DEPTH = 200
 # A megabyte of gzip may be one line of a gigabyte, which no process of ours is to hold.
 MAX_LINE_BYTES = 64 * 2**20
+# How errors begin of what may be another format.
+NOT_JSON, NO_OBJECT = "not valid JSON", "not a JSON object"
+# Of what follows an object.
+_MAX_SHOWN = 20
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -79,21 +83,29 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadRow(not_utf8(line)) from error
     except json.JSONDecodeError as error:
-        # Some of the messages end with "starting at".
-        raise BadRow(f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
+        raise BadRow(f"{NOT_JSON}: {_problem(error)}") from error
     except ValueError as error:
         # Python refuses to convert integers of thousands of digits.
-        raise BadRow("not valid JSON: a number is too long") from error
+        raise BadRow(f"{NOT_JSON}: a number is too long") from error
     except RecursionError as error:
-        raise BadRow("not valid JSON: nested too deep") from error
+        raise BadRow(f"{NOT_JSON}: nested too deep") from error
     if not isinstance(value, dict):
-        raise BadRow(f"not a JSON object but {_JSON_NAMES[type(value)]}")
+        raise BadRow(f"{NO_OBJECT} but {_JSON_NAMES[type(value)]}")
     if not _SCALARS.issuperset(map(type, value.values())) and _is_too_deep(value, line):
         raise BadRow(f"lists and objects are nested deeper than {_MAX_DEPTH}")
     # JSON can spell half of a surrogate pair, which is no text. Escapes are rare, so few rows pay for this.
     if b"\\u" in line and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise BadRow("not valid text: an escape is half of a surrogate pair")
     return value
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    # Some of the messages end with "starting at".
+    problem = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+    if error.msg != "Extra data":
+        return problem
+    extra = error.doc[error.pos :]
+    return f"{problem}: {extra if len(extra) <= _MAX_SHOWN else extra[:_MAX_SHOWN] + '…'!r}"
 
 
 def _is_too_deep(value: Any, line: bytes) -> bool:
@@ -129,7 +141,7 @@ _JSON_NAMES = {
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise BadRow(f"not valid JSON: {name} is not a number in JSON")
+    raise BadRow(f"not JSON, which has no {name}: write null")
 
 
 # One for all lines: `json.loads` makes another for each.

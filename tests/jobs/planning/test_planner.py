@@ -58,7 +58,8 @@ def plan(model, tmp_path) -> Callable[..., Planned]:
         rows: Sequence[Any], sort_memory_bytes: int = 10**8, shard_rows: int | None = SHARD_ROWS, **spec: Any
     ) -> Planned:
         path = tmp_path / "input.jsonl"
-        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        lines = ((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+        path.write_text("".join(lines), errors="surrogateescape")
         job_planner = Planner(
             JobSpec.parse(model=str(model), **{"prompt": "{text}"} | spec),
             ModelConfig.from_pretrained(model),
@@ -292,6 +293,18 @@ def test_a_column_that_no_row_has_is_refused(plan):
 def test_lines_of_another_format_are_told_from_a_missing_column(plan, lines, error):
     with pytest.raises(InputError, match=f"has no row that can be read, {error}.*: write a JSON object a line"):
         plan(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('{"text": "Gr\udcfc\udcdfe"}', r"line 1: not valid UTF-8: convert the file \(iconv .*, if 'Grüße' .*\)"),
+        ('{"text": "a", "n": NaN}', "line 1: not JSON, which has no NaN: write null"),
+    ],
+)
+def test_lines_of_the_right_format_are_not_taken_for_another(plan, line, error):
+    with pytest.raises(InputError, match=f"has no row that can be read, {error}$"):
+        plan([line])
 
 
 @pytest.mark.parametrize(("choices", "problem"), [(("a", "k"), None), (("j", "k"), "different"), (("a", " "), "empty")])

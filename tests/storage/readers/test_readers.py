@@ -49,11 +49,13 @@ def test_jsonl(name: str, tmp_path: Path) -> None:
         (b'{"a": 1', "not valid JSON: Expecting ',' delimiter at column 8"),
         (b"plain", "not valid JSON: Expecting value at column 1"),
         (b'{"a": "b', "not valid JSON: Unterminated string starting at column 7"),
+        (b'{"a": 1},', "not valid JSON: Extra data at column 9: ','"),
+        (b'{"a": 1} ' + b"7" * 50, f"not valid JSON: Extra data at column 10: '{'7' * 20}…'"),
         (b"[1]", "not a JSON object but an array"),
         (b"7", "not a JSON object but a number"),
         (b'"x"', "not a JSON object but a string"),
         (b"null", "not a JSON object but null"),
-        (b'{"a": NaN}', "not valid JSON: NaN is not a number in JSON"),
+        (b'{"a": NaN}', "not JSON, which has no NaN: write null"),
         (b'{"a": "\x81"}', "not valid UTF-8: convert the file (iconv -f ENCODING -t UTF-8, with the one that it has)"),
         (b'{"a": "\\ud83d"}', "not valid text: an escape is half of a surrogate pair"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: a number is too long"),
@@ -114,7 +116,7 @@ def test_bad_csv_record_is_an_error_row_with_its_line(tmp_path: Path) -> None:
         (2, "line 6: number of fields is 3, the header has 2"),
         (3, "line 7: not valid CSV: ',' expected after '\"'"),
         (4, "line 8: not valid UTF-8: convert the file (iconv -f WINDOWS-1252 -t UTF-8, if 'ÿ' is what it says)"),
-        (6, "line 10: not valid CSV: unexpected end of data"),
+        (6, "line 10: not valid CSV: a quote is not closed, so that all lines after it are part of this row"),
     ]
 
 
