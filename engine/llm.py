@@ -20,6 +20,7 @@ from .offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams,
 from .offline.one_each import one_each
 from .offline.outputs import RequestOutput, completion, prompt_logprobs
 from .offline.progress import MakeBar, Progress
+from .offline.turns import Turns
 from .offline.vllm_options import engine_config
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind
 from .sampling.defaults import chosen_sampling_defaults
@@ -46,7 +47,8 @@ class LLM:
     anyway. `tokenizer`: another folder, or id, to read it from. With `skip_tokenizer_init` the model needs none:
     prompts are token ids, and the outputs' text is empty. Prompts that come without `SamplingParams` are sampled as the
     model's `generation_config.json` has it, or that of the folder that `generation_config` names, or with "vllm" for it
-    as vLLM does without such a file. Raises `ModelError` or `ConfigError`, one line that says what to do.
+    as vLLM does without such a file. Calls from several threads take turns. Raises `ModelError` or `ConfigError`, one
+    line that says what to do.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LLM:
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
+        self._turns = Turns()
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -102,8 +105,9 @@ class LLM:
         stderr tells how many prompts are done, or what makes one in tqdm's place. Raises `InvalidRequestError` naming
         the prompt that can not run; then none does.
         """
-        read = self._read(prompts)
-        return self._run(read, self._params(sampling_params, len(read)), lora_request, priority, use_tqdm)
+        with self._turns.turn():
+            read = self._read(prompts)
+            return self._run(read, self._params(sampling_params, len(read)), lora_request, priority, use_tqdm)
 
     @leave_alone_what_is_there()
     def chat(
@@ -136,9 +140,10 @@ class LLM:
         params = self._params(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
         told, functions = _told(chat_template_kwargs), _shown(tools)
-        read = self._prompts.chats(many, told, functions, are_thinking, ending, chat_template)
-        # Of many nobody is going to ask the next turn.
-        return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
+        with self._turns.turn():
+            read = self._prompts.chats(many, told, functions, are_thinking, ending, chat_template)
+            # Of many nobody is going to ask the next turn.
+            return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
 
     @leave_alone_what_is_there()
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -148,7 +153,10 @@ class LLM:
         `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
         prompt that can not run, `EngineError` when one fails while it runs.
         """
-        read = self._read(prompts)
+        with self._turns.turn():
+            return self._beam_searched(self._read(prompts), params)
+
+    def _beam_searched(self, read: Sequence[ReadPrompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         if any(each.images for each in read):
             raise InvalidRequestError("beam_search takes no prompts with images: use generate with n", "images")
         searches = [self._new_search([*each.token_ids.listed], params) for each in read]
