@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from ...engine.config import EngineConfig
 from ...storage.database import Database
 from ...storage.errors import LedgerError
 from ...storage.ledger.overview import Overview, Pace
@@ -16,23 +17,26 @@ from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked
-from .options import parallel_sizes
+from .options import engine_config, watchdog_seconds
 from .signatures import takes
+from .target_options import possible_target
 
 _UNKNOWN = "not known before a job with this model has completed"
 
 
-@takes(asked, parallel_sizes)
-def dry_run(asked: Asked, sizes: tuple[int, int], gpu_hour_price: GpuHourPrice = None) -> None:
+@takes(asked, possible_target, engine_config, watchdog_seconds)
+def dry_run(
+    asked: Asked, _target: None, engine: EngineConfig, _watchdog: float, gpu_hour_price: GpuHourPrice = None
+) -> None:
     """Say what running INPUT would be: rows, tokens, time.
 
-    Plans every row: rows at fault, shared prefixes, whether all fit.
+    Takes the options of `run`, and writes nothing. Plans every row: rows at fault, shared prefixes, whether all fit.
     The time is what an earlier job's pace makes it, however many GPUs shared the model then.
     """
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
-        found = forecast(source, asked.spec, settings.shard_rows, Path(folder), sizes)
+        found = forecast(source, asked.spec, settings.shard_rows, Path(folder), engine)
     pace = _pace(settings, found.queue)
     for name, value in described(found, asked.spec, pace, gpu_hour_price):
         typer.echo(f"{name:<16}{value}")
@@ -62,7 +66,7 @@ def described(found: Forecast, spec: JobSpec, pace: Pace | None, price: float | 
             f"{_share(found.sharing.shared_tokens, tokens)}, ideal {_share(found.sharing.shareable_tokens, tokens)}",
         ),
         ("context", _fit(found.context_tokens, longest, max_tokens)),
-        ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, {_where(found)})"),
+        ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} ({_where(found)})"),
         ("sampling", _sampling(spec)),
         ("time", _time(found, spec, pace)),
         *([("cost", _cost(price, found, spec, pace))] if price is not None else []),
@@ -114,7 +118,9 @@ def _share(part: int, whole: int) -> str:
 
 
 def _where(found: Forecast) -> str:
-    return f"in {found.dtype}" + (f", in each of {found.num_processes} processes" if found.num_processes > 1 else "")
+    how = "by default, " if found.is_kv_default else ""
+    each = f", in each of {found.num_processes} processes" if found.num_processes > 1 else ""
+    return f"{how}in {found.dtype}{each}"
 
 
 def _fit(capacity: int, longest: int, max_tokens: int) -> str:

@@ -175,13 +175,6 @@ def worker_options(engine: EngineConfig, watchdog: float) -> list[str]:
     return [*engine_options(engine), f"--watchdog-timeout={watchdog:g}"]
 
 
-def parallel_sizes(
-    tensor_parallel_size: TensorParallelSize = 1, pipeline_parallel_size: PipelineParallelSize = 1
-) -> tuple[int, int]:
-    """How many processes share a layer of a worker's model, and into how many stages it is split."""
-    return tensor_parallel_size, pipeline_parallel_size
-
-
 def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> list[str]:
     """What makes a worker's processes more than one, as options."""
     sizes = {"--tensor-parallel-size": tensor_parallel_size, "--pipeline-parallel-size": pipeline_parallel_size}

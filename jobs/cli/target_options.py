@@ -1,8 +1,10 @@
 """Where a job writes and on what terms, on the command line: options that `run` and `submit` share."""
 
+import functools
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from inspect import signature
+from typing import Annotated, Any
 
 import typer
 
@@ -77,6 +79,26 @@ def target(
         priority,
     )
     return Target(output, _mode(resume, overwrite), terms)
+
+
+@functools.wraps(target)
+def possible_target(output: str | None, **options: Any) -> None:
+    """The same options where nothing is written, so that none is needed: what is wrong with them is said all the same.
+
+    Raises what `target` does.
+    """
+    target(output or "", **options)
+
+
+_OF_TARGET = signature(target)
+possible_target.__signature__ = _OF_TARGET.replace(  # type: ignore[attr-defined]
+    parameters=[
+        each.replace(default=None, annotation=Annotated[str | None, *each.annotation.__metadata__])
+        if each.name == "output"
+        else each
+        for each in _OF_TARGET.parameters.values()
+    ]
+)
 
 
 def _webhook(url: str | None, secret: str | None) -> NewWebhook | None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes
-from ...engine.config import DEFAULT_KV_CACHE_BYTES
+from ...engine.config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from ...engine.sharding.stages import stage_shares
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
@@ -24,9 +23,9 @@ _ERRORS_SHOWN = 5
 class Forecast:
     """The rows of a job as planned; tokens are prompt tokens.
 
-    `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds by default
-    with `dtype`, `num_processes` sharing the model, `answer_tokens` what an answer may come to. `queue`: that of the
-    workers which would run it. `errors` are those of the first rows at fault, in the input's order.
+    `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds with `dtype`,
+    `num_processes` sharing the model, `answer_tokens` what an answer may come to. `queue`: that of the workers which
+    would run it. `errors` are those of the first rows at fault, in the input's order.
     """
 
     num_rows: int
@@ -40,6 +39,7 @@ class Forecast:
     largest_prompt: int = 0
     sharing: PrefixSharing = field(default_factory=PrefixSharing)
     num_processes: int = 1
+    is_kv_default: bool = True
     errors: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -48,27 +48,29 @@ def forecast(
     spec: JobSpec,
     shard_rows: int | None,
     sort_folder: Path,
-    parallel_sizes: tuple[int, int] = (1, 1),
+    engine: EngineConfig,
 ) -> Forecast:
     """Plan a job without submitting it; nothing is left in `sort_folder`.
 
-    `parallel_sizes`: how many processes share a layer of a worker's model, and into how many stages it is split.
-    Raises what `Producer.submit` does, or `ConfigError` where the model cannot be shared so.
+    `engine`: that of a worker which would run it. Raises what `Producer.submit` does, or `ConfigError` where the model
+    cannot be shared so.
     """
     planner = make_planner(spec, shard_rows, sort_folder)
     dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
-    kv_tokens = _kv_tokens(planner.model, dtype, parallel_sizes)
+    kv_tokens = _kv_tokens(planner.model, dtype, engine)
+    context = planner.model.max_position_embeddings
     with planner.plan(source) as plan:
         found = Forecast(
             plan.num_rows,
             plan.num_errors,
-            planner.model.max_position_embeddings,
+            min(context, engine.max_model_len or context),
             kv_tokens,
             _answer_tokens(planner.spec, planner.tokenizer),
             dtype,
             shard_queue(planner.spec.model, planner.spec.precision),
             sharing=plan.sharing,
-            num_processes=prod(parallel_sizes),
+            num_processes=engine.world_size,
+            is_kv_default=engine.kv_cache_memory_bytes is None,
         )
         _observe(found, plan.shards())
     return found
@@ -98,8 +100,9 @@ def _answer_tokens(spec: JobSpec, tokenizer: Tokenizer) -> int:
     return thought + markers + longest
 
 
-def _kv_tokens(model: ModelConfig, dtype: str, parallel_sizes: tuple[int, int]) -> int:
+def _kv_tokens(model: ModelConfig, dtype: str, engine: EngineConfig) -> int:
     """Of the process that has the most to keep of a token: each has as many bytes."""
     item_bytes = 4 if dtype == "float32" else 2
-    most = max(kv_token_bytes(share, item_bytes) for share in stage_shares(model, *parallel_sizes))
-    return DEFAULT_KV_CACHE_BYTES // most
+    shares = stage_shares(model, engine.tensor_parallel_size, engine.pipeline_parallel_size)
+    most = max(kv_token_bytes(share, item_bytes) for share in shares)
+    return (engine.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES) // most

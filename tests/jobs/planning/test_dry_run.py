@@ -77,6 +77,29 @@ def test_what_processes_that_share_the_model_have_room_for(headrace, tickets, tm
     assert said["KV memory"] == room + ("" if number == 1 else f", in each of {number} processes") + ")"
 
 
+def test_it_takes_all_options_of_a_run(headrace, tickets, tmp_path):
+    _, *options = label_arguments(tickets, tmp_path / "out")
+    engine = ["--max-model-len", "100", "--kv-cache-memory-bytes", "2560000", "--watchdog-timeout", "0"]
+    job = ["--resume", "--within", "1h", "--sink", f"sqlite:///{tmp_path / 'sink.db'}", "--priority", "3"]
+    said = planned(headrace(tmp_path / "data", "dry-run", *options, *engine, *job))
+    assert said["context"] == "100 tokens: the largest prompt does not fit"
+    assert said["KV memory"] == "1,000 tokens: all fit (in float32)"
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--within", "soon"], "--within must be a number and s, m, h or d"),
+        (["--sink", "mysql://x"], "--sink cannot be mysql"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["--watchdog-timeout", "0.5"], "--watchdog-timeout must be 0"),
+    ],
+)
+def test_options_that_a_run_refuses_are_refused(headrace, tickets, tmp_path, options, words):
+    assert_refused(headrace(tmp_path / "data", *arguments(tickets, tmp_path), *options), words)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
