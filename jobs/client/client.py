@@ -44,6 +44,12 @@ from .job import JobTimeoutError as JobTimeoutError
 _OLD_INPUT_SECONDS = 24 * 3600.0
 # Types of pandas, which is not imported for them.
 _LACKING = ("NAType", "NaTType")
+# What rows may be.
+_MAPPINGS = (
+    'mappings such as {"text": "…"}, of a DataFrame those of to_dict("records"), of a table those of to_pylist()'
+)
+# numpy's kinds of types: whether, how many, how much.
+_NUMPY_NUMBERS = tuple("biuf")
 
 
 class Client(Connections):
@@ -176,7 +182,7 @@ class Client(Connections):
         except OSError as error:
             raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
         # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
-        write_lines(path, (json.dumps(_without_nan(each), default=as_text) for each in _mappings(rows)))
+        write_lines(path, (json.dumps(_plain(each), default=as_text) for each in _mappings(rows)))
         try:
             yield path
         finally:
@@ -304,21 +310,21 @@ def _checked_mode(mode: OutputMode | str) -> OutputMode:
 def _mappings(rows: Any) -> Iterator[Mapping[Any, Any]]:
     """Raises `InputError` where they are none, as those of a pandas DataFrame, which are its columns' names."""
     if not isinstance(rows, Iterable):
-        raise InputError(f"the input is of the type {type(rows).__name__}: give a path, a URL or rows as mappings")
+        raise InputError(f"the input is of the type {type(rows).__name__}: give a path, a URL or {_MAPPINGS}")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise InputError(
-                f"row {number} of the input is of the type {type(row).__name__}: give mappings such as "
-                '{"text": "…"}, of a DataFrame those of to_dict("records"), of a table those of to_pylist()'
-            )
+            raise InputError(f"row {number} of the input is of the type {type(row).__name__}: give {_MAPPINGS}")
         yield row
 
 
-def _without_nan(value: Any) -> Any:
-    """pandas has NaN where there is no number, and its own where there is no time or nothing of another type."""
+def _plain(value: Any) -> Any:
+    """As JSON has it, without what pandas has where there is nothing, and numpy's numbers and arrays as Python's."""
     if isinstance(value, Mapping):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple) or (type(value).__name__ == "ndarray" and value.ndim):
+        return [_plain(each) for each in value]
+    # Times stay what they are, as Python's have no nanoseconds.
+    if getattr(value, "ndim", None) == 0 and getattr(value.dtype, "kind", None) in _NUMPY_NUMBERS:
+        value = value.item()
     is_nan = isinstance(value, float) and math.isnan(value)
     return None if is_nan or type(value).__name__ in _LACKING else value

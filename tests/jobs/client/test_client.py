@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pydantic import BaseModel, Field
@@ -96,6 +97,22 @@ def test_what_pandas_lacks_of_other_types_is_null(client, rows, tmp_path):
     assert [(row["when"], row["count"]) for row in answers] == [("2026-03-04 00:00:00", 1), (None, None)]
 
 
+def test_what_numpy_has_is_as_python_has_it(client, rows, tmp_path):
+    """pandas reads lists of Parquet as arrays."""
+    given = rows[0] | {
+        "count": np.int64(3),
+        "is_open": np.bool_(True),
+        "price": np.float32("nan"),
+        "tags": np.array(["a", "b"], dtype=object),
+        "grid": np.array([[1.5, math.nan]]),
+        "day": np.datetime64("2026-03-04T00:00:00.000000001"),
+    }
+    [answer] = finish(client.submit([given], MODEL, tmp_path / "out", **FAST))
+    assert (answer["count"], answer["is_open"], answer["price"]) == (3, True, None)
+    assert (json.loads(answer["tags"]), json.loads(answer["grid"])) == (["a", "b"], [[1.5, None]])
+    assert answer["day"] == "2026-03-04T00:00:00.000000001"
+
+
 class Found(BaseModel):
     kind: Literal["billing", "shipping"]
     sure: bool
@@ -177,7 +194,8 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "^input of rows has no rows: give it at least one$"),
-        ({"input": None}, InputError, "^the input is of the type NoneType: give a path, a URL or rows as mappings$"),
+        ({"input": None}, InputError, "^the input is of the type NoneType: give a path, a URL or mappings"),
+        ({"input": pa.table({"text": ["a"]})}, InputError, r"^the input is of the type Table: .* to_pylist\(\)$"),
         ({"input": ["late"]}, InputError, "^row 0 of the input is of the type str: give mappings such as"),
         ({"input": pd.DataFrame({"text": ["late"]})}, InputError, r"of a DataFrame those of to_dict\("),
         ({"sink": "mysql://host/name"}, SinkError, "^sink cannot be mysql"),
