@@ -1,6 +1,7 @@
 """How tokens are chosen, as a request says it."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -288,4 +289,6 @@ def _check_choices(choices: Sequence[str]) -> None:
     if not all(choices):
         raise InvalidRequestError("choices must not hold an empty text", "choices")
     if len(set(choices)) != len(choices):
-        raise InvalidRequestError("choices must be different from each other", "choices")
+        choice, times = Counter(choices).most_common(1)[0]
+        problem = f"choices must be different from each other: {shown(choice)} is there {times} times"
+        raise InvalidRequestError(problem, "choices")

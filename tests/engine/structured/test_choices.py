@@ -128,7 +128,7 @@ def test_choices_that_cannot_be_told_apart_are_refused(choices, end, message):
         ([], "non-empty list"),
         ("yes", "non-empty list"),
         (["a", ""], "empty text"),
-        (["a", "b", "a"], "different from each other"),
+        (["b", "a", "c", "a"], "different from each other: 'a' is there 2 times$"),
     ],
 )
 def test_lists_of_choices_that_make_no_sense_are_refused(choices, message):

@@ -74,6 +74,16 @@ def test_a_prompt_that_asks_all_rows_the_same_is_remarked_on(prompt, headrace, f
     assert asked.err == "headrace: --prompt names no column, as {text} would: all rows are asked the same\n"
 
 
+def test_one_choice_is_remarked_on(headrace, few, tmp_path):
+    command = [tmp_path / "data", "dry-run", few, "--model", MODEL, "--limit", "2", "--prompt", "{text}", "--choices"]
+    asked = headrace(*command, "billing;shipping")
+    assert asked.status == 0
+    assert asked.err == (
+        "headrace: --choices is one choice, 'billing;shipping', for all answers: write commas between several\n"
+    )
+    assert headrace(*command, "billing", "--choices", "shipping").err == ""
+
+
 def test_a_budget_that_leaves_nothing_for_the_answer_is_remarked_on(headrace, few, tmp_path):
     model = thinking_copy(MODEL, tmp_path / "thinker")
     command = [tmp_path / "data", "dry-run", few, "--model", model, "--limit", "2", "--prompt", "{text}", "--reasoning"]

@@ -128,8 +128,9 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
     [
         (["--choices", ""], ["choices"]),
         (["--choices", "a,,b"], ["choices", "empty"]),
-        (["--choices", "a,b,a"], ["choices", "different"]),
+        (["--choices", "a,b,a"], ["choices", "different", "'a' is there 2 times"]),
         (["--choices", "a,b", "--choices", "a"], ["choices", "different"]),
+        (["--choices", "a\nb"], ["--choices must be a list such as", "not 'a\\nb': it has several lines\n"]),
         (["--choices", '["a","b"]'], ["--choices must be a list such as", 'not \'["a","b"]\'']),
         (["--choices", "@nowhere.txt"], ["--choices @nowhere.txt cannot be read"]),
         (["--top-p", "0"], ["--top-p must be", "(0, 1]"]),
