@@ -53,12 +53,14 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode, replaced: str | N
     names = folder.names()
     if not names:
         return None
+    # Beside a job's data set such files may lie, unless it is to be replaced.
+    if mode is OutputMode.OVERWRITE or MANIFEST_NAME not in names:
+        _expect_ours(folder, names)
     if mode is OutputMode.NEW:
         resume, overwrite = OutputMode.RESUME.argument, OutputMode.OVERWRITE.argument
         problem = f"output folder {folder} is not empty"
         raise OutputNotEmpty(problem, ": pass ", resume, " to finish it or ", overwrite, " to replace it")
     if mode is OutputMode.OVERWRITE:
-        _expect_ours(folder, names)
         _clear(folder, names, lambda owner: _expect_owner(folder, owner, replaced))
         return None
     manifest = read_manifest(folder)

@@ -226,9 +226,8 @@ def test_a_missing_argument_or_command_is_refused_in_one_line(served, headrace):
 def test_an_output_folder_with_something_in_it_is_refused(served, headrace, few, tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
     arguments = label_arguments(few, tmp_path)
-    assert_refused(headrace(served, *arguments), "not empty: pass --resume to finish it or --overwrite to replace it")
-    assert_refused(headrace(served, *arguments, "--overwrite"), "keep.txt", "not written by headrace")
-    assert_refused(headrace(served, *arguments, "--resume"), "no headrace job to resume")
+    for mode in ([], ["--overwrite"], ["--resume"]):
+        assert_refused(headrace(served, *arguments, *mode), "keep.txt", "not written by headrace")
     assert [path.name for path in tmp_path.iterdir()] == ["keep.txt"]
 
 

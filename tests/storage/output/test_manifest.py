@@ -98,6 +98,16 @@ def test_overwrite_touches_nothing_beside_foreign_files(used: OutputFolder, fore
 
 
 @pytest.mark.parametrize("mode", OutputMode)
+def test_a_folder_without_a_job_and_with_foreign_files_is_no_output(mode: OutputMode, folder: OutputFolder) -> None:
+    """Neither of the other modes would take it."""
+    folder.make()
+    folder.replace("notes.txt", b"")
+    with pytest.raises(OutputNotEmpty, match=r"holds notes\.txt, not written by headrace: move it away or"):
+        prepare_output_dir(folder, mode)
+    assert folder.names() == ["notes.txt"]
+
+
+@pytest.mark.parametrize("mode", OutputMode)
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_file_in_the_way(mode: OutputMode, name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
