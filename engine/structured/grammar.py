@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidRequestError
+from .schema_places import first_place
 from .structured_outputs import GrammarSource, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _NUM_CHECKED = 256
 # What one grammar may take of a step (some tenths of a second, once), and of memory (1 to 2 KB a state). A schema of
 # a few bounded strings needs half of the fuel over a vocabulary of 65,000 tokens.
 _LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}
+# How the compiler begins to say so.
+_UNKNOWN_KEYWORDS = "Unimplemented keys: "
 _END = "<|end of the grammar|>"
 # Nobody here can set what llguidance advises, and it takes those that it can tell to exclude each other.
 _ONE_OF = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf"
@@ -110,13 +113,22 @@ def _matcher(source: GrammarSource, tokenizer: Any) -> Any:
     except (ValueError, TypeError) as error:
         raise _refusal(str(error)) from error
     if matcher.is_error():
-        raise _refusal(reason_of(matcher))
+        raise _refusal(_with_place(reason_of(matcher), source))
     # What the compiler does not notice the first mask shows, or the next one after it.
     for trial in (matcher.deep_copy(), matcher.deep_copy()):
         trial.compute_bitmask()
         if trial.is_error():
             raise _refusal(f"no answer fits, or the grammar is too complex ({reason_of(trial)})")
     return matcher
+
+
+def _with_place(reason: str, source: GrammarSource) -> str:
+    """With where in the schema that is which the compiler cannot do."""
+    _, found, keywords = reason.partition(_UNKNOWN_KEYWORDS)
+    if source.kind != "json_schema" or not found:
+        return reason
+    place = first_place(json.loads(source.text), json.loads(keywords))
+    return f"{reason}{f', first in {place}' if place else ''}: leave them out"
 
 
 def _compiled(source: GrammarSource) -> str:

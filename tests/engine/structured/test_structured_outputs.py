@@ -282,10 +282,23 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     "look-ahead": ({"regex": "(?=a)b"}, "look-ahead"),
     "no text matches": ({"regex": r"[^\s\S]"}, "no answer fits"),
     "unsatisfiable": ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "Unsatisfiable"),
-    "unsupported": ({"json": {"type": "array", "uniqueItems": True}}, r'Unimplemented keys: \["uniqueItems"\]'),
     "parts that may both hold": (
         {"json": {"oneOf": [{"type": "number"}, {"type": "integer"}]}},
         "^structured_outputs: oneOf constraints are not supported where several may hold: say anyOf$",
+    ),
+    "unsupported": (
+        {"json": {"type": "array", "uniqueItems": True}},
+        r'Unimplemented keys: \["uniqueItems"\]: leave them out$',
+    ),
+    "unsupported within": (
+        {
+            "json": {
+                # No keyword where it is a value or a name.
+                "enum": [{"uniqueItems": True}],
+                "properties": {"uniqueItems": {}, "tags": {"anyOf": [{}, {"items": {"uniqueItems": True}}]}},
+            }
+        },
+        r'Unimplemented keys: \["uniqueItems"\], first in properties\.tags\.anyOf\.1\.items: leave them out$',
     ),
     "no such type": ({"json": {"type": "nonsense"}}, "Invalid type: nonsense"),
     "no such reference": ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
