@@ -1,11 +1,13 @@
 """Submit jobs and ask for answers: the Python face, and what the command line is made of."""
 
+import difflib
 import json
 import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from inspect import signature
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from ..results.row_events import RowEvents, StoredRow, WatchedOutputs
 from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.lora import as_fields
 from ..spec.priority import checked_priority
+from ..spec.sampling import SamplingSpec
 from ..spec.schemas import JobSpec
 from ..streams.events import StreamEvent
 from ..streams.keys import is_request
@@ -109,6 +112,7 @@ class Client(Connections):
         {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or data URLs.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
+        _expect_options(sampling)
         spec = JobSpec.parse(
             model=model_name(model, revision),
             dtype=dtype,
@@ -286,6 +290,16 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self.redis_url))
+
+
+def _expect_options(sampling: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for one that there is not, with the name that may have been meant."""
+    # Without the client itself, and what takes any name.
+    _, *named, _ = signature(Client.submit).parameters
+    known = [*named, *SamplingSpec.model_fields]
+    for name in (each for each in sampling if each not in SamplingSpec.model_fields):
+        near = difflib.get_close_matches(name, known, n=1)
+        raise SpecError(Argument(name), f": there is no such option{f': did you mean {near[0]}?' if near else ''}")
 
 
 def _checked_seconds(within: Any) -> float | None:

@@ -1,5 +1,6 @@
 """What an answer has to look like, as users say it: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,9 @@ from .json_values import in_order
 _FROZEN = ConfigDict(
     frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
 )
+
+
+_EXAMPLE = '{"type": "json_schema", "json_schema": {"schema": {…}}}'
 
 
 class JsonSchemaFormat(BaseModel):
@@ -40,7 +44,12 @@ class ResponseFormat(BaseModel):
     def _of_model(cls, given: Any) -> Any:
         """As the official client's `parse` takes it."""
         schema = as_schema(given)
-        return given if schema is given else {"type": "json_schema", "json_schema": {"schema": schema}}
+        if schema is not given:
+            return {"type": "json_schema", "json_schema": {"schema": schema}}
+        if not isinstance(given, Mapping | cls):
+            allowed = f"an object such as {_EXAMPLE}, or in Python the class of a pydantic model"
+            raise ValueError(f"must be {allowed}")
+        return given
 
     @cached_property
     def params(self) -> StructuredOutputsParams | None:

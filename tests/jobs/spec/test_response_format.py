@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -24,6 +25,11 @@ from headrace.jobs.spec.schemas import JobSpec
 
 from ..attempts import RECEIPT
 from ..running import MODEL
+
+
+class Verdict(BaseModel):
+    label: str
+
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -61,6 +67,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"response_format": {**AS_SCHEMA["response_format"], "type": "text"}},
         "response_format",
         "type text has no use for json_schema",
+    ),
+    "number": (
+        {"response_format": 5},
+        "response_format",
+        "must be an object such as .* the class of a pydantic model, not 5$",
+    ),
+    "model's instance": (
+        {"response_format": Verdict(label="a")},
+        "response_format",
+        "must be an object such as .* the class of a pydantic model$",
     ),
     "type": ({"response_format": {"type": "xml"}}, "response_format.type", "'text', 'json_object' or 'json_schema'"),
     "unsupported": (schema_format({"uniqueItems": True}), "response_format", r'Unimplemented keys: \["uniqueItems"\]'),
