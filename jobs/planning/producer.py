@@ -12,6 +12,7 @@ from ...storage.errors import Argument, InputError, LedgerError, SinkError
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
+from ...storage.output.address import has_file
 from ...storage.output.folder import OutputFolder
 from ...storage.output.manifest import Manifest, OutputMode, prepare_output_dir, remove_output_dir, write_manifest
 from ...storage.output.sinks import SinkSpec, SqlSink, check_reachable
@@ -106,6 +107,8 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
+        if mode is OutputMode.OVERWRITE:
+            _expect_elsewhere(source, output)
         replaced = self._owners.cancel_owner(output) if mode is OutputMode.OVERWRITE else None
         had_folder = output.exists()
         manifest = prepare_output_dir(output, mode, replaced)
@@ -201,6 +204,13 @@ class Producer:
 
 def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
+
+
+def _expect_elsewhere(source: InputSource, output: OutputFolder) -> None:
+    """Raises `InputError` where overwriting would remove the rows that are to be read."""
+    if any(has_file(output, file.address) for file in source.files):
+        problem = f"input {source.name} is in the output folder {output}, which "
+        raise InputError(problem, OutputMode.OVERWRITE.argument, " would empty: choose another output")
 
 
 def _prepare_sink(sink: SinkSpec | None, spec: JobSpec, plan: Plan) -> None:

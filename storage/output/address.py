@@ -54,6 +54,15 @@ def is_same_folder(one: str, other: str) -> bool:
     return one == other or (are_paths and os.path.realpath(one) == os.path.realpath(other))
 
 
+def has_file(folder: OutputFolder, address: str) -> bool:
+    """Whether a path or URL names a file that is directly in the folder, be it by a link."""
+    url = _URL.match(address)
+    if url is None or url["protocol"].lower() in _LOCAL:
+        path = os.path.realpath(address if url is None else url["place"])
+        return isinstance(folder, LocalFolder) and os.path.dirname(path) == os.path.realpath(folder.path)
+    return isinstance(folder, RemoteFolder) and folder.has_file(address)
+
+
 def _check(protocol: str, place: str) -> None:
     if _PASSWORD.match(place):
         advice = "leave it out, credentials are taken from the environment"

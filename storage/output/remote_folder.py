@@ -38,6 +38,13 @@ class RemoteFolder(OutputFolder):
             self.store.pipe_file(self._path(_PROBE), b"")
             self._remove(_PROBE)
 
+    def has_file(self, url: str) -> bool:
+        """Whether a URL names a file directly in it, in whatever way both are written."""
+        from fsspec.core import url_to_fs
+
+        store, path = url_to_fs(url)
+        return type(store) is type(self.store) and path.rpartition("/")[0] == self._root
+
     def exists(self) -> bool:
         # A store has no folders: one that is not there is one that is empty.
         return True

@@ -34,6 +34,10 @@ class ArrowSource(InputSource):
             self._schema = _merged(files[0], self._schema, file, self._read_schema(file))
         self._columns = dict.fromkeys(self._schema.names)
 
+    @property
+    def files(self) -> Sequence[Location]:
+        return self._files
+
     def unifier(self) -> SchemaUnifier:
         return SchemaUnifier(exact=self._schema)
 

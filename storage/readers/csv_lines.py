@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -35,6 +35,10 @@ class Csv(InputSource):
         refuse_utf16(location)
         with self._records() as records:
             self._columns = dict.fromkeys(self._header(records))
+
+    @property
+    def files(self) -> Sequence[Location]:
+        return [self._location]
 
     def fingerprint(self) -> str:
         return self._location.fingerprint()

@@ -21,6 +21,10 @@ class Concatenated(InputSource):
             self._refuse_drift()
 
     @property
+    def files(self) -> Sequence[Location]:
+        return [file for source in self._sources for file in source.files]
+
+    @property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(name for source in self._sources for name in source.columns))
 

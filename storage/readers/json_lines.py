@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
@@ -29,6 +29,10 @@ class JsonRows(InputSource):
         super().__init__(location.name, limit)
         self._location = location
         refuse_utf16(location)
+
+    @property
+    def files(self) -> Sequence[Location]:
+        return [self._location]
 
     def fingerprint(self) -> str:
         return self._location.fingerprint()

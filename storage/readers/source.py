@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from ..errors import InputError
 from ..rows.columns import SchemaUnifier
+
+if TYPE_CHECKING:
+    from .location import Location
 
 
 class InputRow(NamedTuple):
@@ -41,6 +44,11 @@ class InputSource(ABC):
         self.name = name
         self._limit = limit
         self._columns: dict[str, None] = {}
+
+    @property
+    def files(self) -> "Sequence[Location]":
+        """Those whose rows it has; none where they come from elsewhere."""
+        return ()
 
     @property
     def columns(self) -> list[str]:

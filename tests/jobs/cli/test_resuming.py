@@ -22,6 +22,20 @@ def test_a_finished_run_is_refused_resumed_and_replaced_as_asked(served, headrac
     assert results(tmp_path / "out")["label"].to_pylist() == before["label"].to_pylist()[:4]
 
 
+def test_a_data_set_is_not_overwritten_by_a_job_over_its_own_rows(served, headrace, few, tmp_path):
+    """It would be gone before it is read."""
+    assert headrace(served, *label_arguments(few, tmp_path / "out")).status == 0
+    before = results(tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    part = next((tmp_path / "out").glob("*.parquet"))
+    (tmp_path / "link.parquet").symlink_to(part)
+    for given in (tmp_path / "out", tmp_path / "link", part, tmp_path / "link.parquet"):
+        refused = headrace(served, *label_arguments(given, tmp_path / "out"), "--overwrite")
+        assert_refused(refused, "is in the output folder", "--overwrite would empty")
+    assert results(tmp_path / "out").equals(before)
+    assert headrace(served, *label_arguments(tmp_path / "out", tmp_path / "again")).status == 0
+
+
 def test_resuming_with_something_else_names_what_differs(served, headrace, few, tmp_path):
     arguments = label_arguments(few, tmp_path / "out")
     assert headrace(served, *arguments).status == 0

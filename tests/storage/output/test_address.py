@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headrace.storage.errors import StorageError
-from headrace.storage.output.address import open_folder
+from headrace.storage.output.address import has_file, open_folder
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.remote_folder import RemoteFolder
 
@@ -67,3 +67,35 @@ def test_what_an_address_must_not_be(address: str | Path, words: str) -> None:
         open_folder(address)
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("folder", "address"),
+    [
+        ("out", "out/part.parquet"),
+        ("out", "./a/../out/part.parquet"),
+        ("~/out", str(Path.home() / "out" / "part.parquet")),
+        ("file:///tmp/out", "/tmp/out/part.parquet"),
+        ("/tmp/out/", "local:///tmp/out/part.parquet"),
+        ("shelf://bucket/a", "shelf://bucket/a/part.parquet"),
+        ("SHELF://bucket/a/", "shelf://bucket/a/part.parquet"),
+    ],
+)
+def test_a_file_in_a_folder_is_found_by_any_of_their_names(shelf: None, folder: str, address: str) -> None:
+    assert has_file(open_folder(folder), address)
+
+
+@pytest.mark.parametrize(
+    ("folder", "address"),
+    [
+        ("out", "out/below/part.parquet"),
+        ("out", "out"),
+        ("out", "shelf://out/part.parquet"),
+        ("shelf://bucket/a", "a/part.parquet"),
+        ("shelf://bucket/a", "shelf://bucket/a/b/part.parquet"),
+        ("shelf://bucket/a", "shelf://bucket/ab/part.parquet"),
+        ("shelf://bucket/a", "memory://bucket/a/part.parquet"),
+    ],
+)
+def test_a_file_elsewhere_is_not_in_a_folder(shelf: None, folder: str, address: str) -> None:
+    assert not has_file(open_folder(folder), address)
