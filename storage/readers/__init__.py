@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from ..errors import Argument, InputError
@@ -9,7 +10,7 @@ from .arrow import Parquet, SavedDataset
 from .csv_lines import Csv
 from .folder import Concatenated, files_of_one_format
 from .json_array import JsonArray, is_json_array
-from .json_lines import JsonLines
+from .json_lines import JsonLines, are_columns
 from .location import Location
 from .source import InputRow, InputSource, is_unicode, readable
 from .sql import SqlQuery
@@ -63,8 +64,13 @@ def open_sql(url: str, query: str, limit: int | None = None) -> InputSource:
 def _checked(source: InputSource, limit: int | None) -> InputSource:
     if limit is not None and limit < 1:
         raise InputError(Argument("limit"), f" {limit} leaves no rows: pass 1 or more")
-    if next(iter(source), None) is None:
+    if (first := next(iter(source), None)) is None:
         raise InputError(f"input {source.name} has no rows: give it at least one")
+    if are_columns(first.values) and limit != 1 and len([*islice(source, 2)]) == 1:
+        raise InputError(
+            f"input {source.name} has columns, not rows: write an object a row, as pandas does with "
+            'to_json(…, orient="records", lines=True)'
+        )
     return source
 
 

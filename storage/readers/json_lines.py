@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
@@ -74,6 +74,15 @@ def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
         # What is left of it.
         while len(line) > max_bytes and not line.endswith(b"\n"):
             line = file.readline(max_bytes + 1)
+
+
+def are_columns(values: Mapping[str, Any]) -> bool:
+    """Whether a row is a whole table by columns, of which each has its values by the same numbers of rows."""
+    columns = list(values.values())
+    if not columns or not all(isinstance(column, dict) for column in columns):
+        return False
+    first = columns[0].keys()
+    return bool(first) and all(key.isdecimal() for key in first) and all(column.keys() == first for column in columns)
 
 
 class BadRow(Exception):

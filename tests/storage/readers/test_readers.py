@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import fsspec
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -240,6 +241,24 @@ def test_unusable_input(name: str, content: str | bytes, message: str, tmp_path:
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+@pytest.mark.parametrize("numbers", [[0, 1], [7, 3], [0]])
+def test_the_columns_of_a_data_frame_are_not_one_row(name: str, numbers: list[int], tmp_path: Path) -> None:
+    """As `DataFrame.to_json` writes them unless told otherwise."""
+    pd.DataFrame({"text": ["a"] * len(numbers), "n": 1}, index=numbers).to_json(tmp_path / name)
+    with pytest.raises(InputError, match=r'has columns, not rows: .* to_json\(…, orient="records", lines=True\)$'):
+        open_input(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "row", [{"a": {"name": 1}}, {"a": {"0": 1}, "b": 2}, {"a": {"0": 1}, "b": {"1": 1}}, {"a": {}}, {}]
+)
+def test_a_row_of_objects_is_one(row: dict[str, Any], tmp_path: Path) -> None:
+    assert rows(write(tmp_path, "a.json", json.dumps(row)))[0].values == row
+    of_columns = json.dumps({"a": {"0": 1}})
+    assert len(rows(write(tmp_path, "b.jsonl", f"{of_columns}\n{of_columns}\n"))) == 2
 
 
 def test_input_that_is_no_file(tmp_path: Path) -> None:
