@@ -37,6 +37,8 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
         name="headrace",
         help="Batch prompts through your own GPUs: a file in, a Parquet data set out, each row exactly once.",
         add_completion=False,
+        # Those of all commands.
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

@@ -63,8 +63,15 @@ def test_help_has_every_option_under_a_heading(headrace, tmp_path, command):
     shown = [each for each in commands.commands[command].params if not getattr(each, "hidden", False)]
     assert sorted(options) == sorted(["--help", *(name for each in shown for name in each.opts if name[:2] == "--")])
     # A new option of these commands belongs to a group.
-    assert options[0] == "--help"
-    assert lines[lines.index("  --help  Show this message and exit.") + 1] == ""
+    last = lines.index("  -h, --help  Show this message and exit.")
+    assert lines[last - 1 : last + 2 : 2] == ["Options:", ""]
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["jobs"], ["keys"], ["keys", "create"], ["delete"]])
+def test_help_is_there_by_its_short_name(words, headrace, tmp_path):
+    short, long = (headrace(tmp_path, *words, option) for option in ("-h", "--help"))
+    assert (short.status, short.out, short.err) == (0, long.out, "")
+    assert short.out.startswith(f"Usage: {' '.join(['headrace', *words])} ")
 
 
 @pytest.mark.parametrize("prompt", ["Is it urgent?", "{{text}}"])
