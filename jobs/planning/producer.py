@@ -2,6 +2,8 @@
 
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +16,16 @@ from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
 from ...storage.output.address import has_file
 from ...storage.output.folder import OutputFolder
-from ...storage.output.manifest import Manifest, OutputMode, prepare_output_dir, remove_output_dir, write_manifest
+from ...storage.output.manifest import (
+    Manifest,
+    OutputMode,
+    expect_owner,
+    expect_removable,
+    owner_of,
+    prepare_output_dir,
+    remove_output_dir,
+    write_manifest,
+)
 from ...storage.output.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.readers import InputSource, is_unicode
 from ...storage.rows.spool import carried_fields
@@ -24,7 +35,8 @@ from ..shards.part_schema import part_schema
 from ..spec.row_images import images_fingerprint
 from ..spec.schemas import JobSpec
 from .output_owners import OutputOwners, difference
-from .planner import Plan, make_planner
+from .planner import Plan, Planner, make_planner
+from .rendering import PromptRenderer
 
 
 @dataclass(frozen=True)
@@ -107,8 +119,27 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
+        planned = _planned(planner, source, renderer, terms.sink)
         if mode is OutputMode.OVERWRITE:
-            _expect_elsewhere(source, output)
+            owner = owner_of(output)
+            _expect_replaceable(output, source)
+            # What there is goes only when all is known of what comes, which may take long.
+            with planned as plan:
+                expect_owner(output, owner)
+                return self._submit(nullcontext(plan), fingerprint, spec, output, mode, job_id, terms)
+        return self._submit(planned, fingerprint, spec, output, mode, job_id, terms)
+
+    def _submit(
+        self,
+        planned: AbstractContextManager[Plan],
+        fingerprint: str,
+        spec: JobSpec,
+        output: OutputFolder,
+        mode: OutputMode,
+        job_id: str | None,
+        terms: Terms,
+    ) -> JobRecord:
+        """Take the folder, and plan the job if it is not planned already."""
         replaced = self._owners.cancel_owner(output) if mode is OutputMode.OVERWRITE else None
         had_folder = output.exists()
         manifest = prepare_output_dir(output, mode, replaced)
@@ -121,8 +152,7 @@ class Producer:
                 return job
             taken = _Taken(job_id, output, self.jobs_folder / job_id, had_folder)
             try:
-                with planner.plan(source, renderer) as plan:
-                    _prepare_sink(terms.sink, spec, plan)
+                with planned as plan:
                     return self._create(taken, fingerprint, spec, plan, terms)
             except (InputError, SinkError, QuotaExceeded):
                 # What only reading the input to its end can tell, its columns or its tokens.
@@ -206,14 +236,22 @@ def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
 
 
-def _expect_elsewhere(source: InputSource, output: OutputFolder) -> None:
-    """Raises `InputError` where overwriting would remove the rows that are to be read."""
+@contextmanager
+def _planned(planner: Planner, source: InputSource, renderer: PromptRenderer, sink: SinkSpec | None) -> Iterator[Plan]:
+    """The plan, and the sink made ready for it. Raises as `Planner.plan`, and `SinkError`."""
+    with planner.plan(source, renderer) as plan:
+        if sink is not None:
+            SqlSink(sink, part_schema(planner.spec, carried_fields(plan.schema))).prepare()
+        yield plan
+
+
+def _expect_replaceable(output: OutputFolder, source: InputSource) -> None:
+    """As far as it can be told before the job is planned that is to replace what is in a folder.
+
+    Raises `OutputNotEmpty`, and `InputError` where the rows that are to be read would be removed.
+    """
+    if output.exists():
+        expect_removable(output)
     if any(has_file(output, file.address) for file in source.files):
         problem = f"input {source.name} is in the output folder {output}, which "
         raise InputError(problem, OutputMode.OVERWRITE.argument, " would empty: choose another output")
-
-
-def _prepare_sink(sink: SinkSpec | None, spec: JobSpec, plan: Plan) -> None:
-    """Raises `SinkError`."""
-    if sink is not None:
-        SqlSink(sink, part_schema(spec, carried_fields(plan.schema))).prepare()

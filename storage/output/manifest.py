@@ -122,6 +122,19 @@ def read_report(folder: OutputFolder) -> dict[str, Any] | None:
         return None
 
 
+def owner_of(folder: OutputFolder) -> str | None:
+    """The job whose data set is in the folder; None where there is none, or nobody can tell. Raises StorageError."""
+    with suppress(ManifestDamaged):
+        return None if (manifest := read_manifest(folder)) is None else manifest.job_id
+    return None
+
+
+def expect_owner(folder: OutputFolder, job_id: str | None) -> None:
+    """Raises OutputNotEmpty where another job has taken the folder since `owner_of` said so, and StorageError."""
+    with suppress(FileNotFoundError):
+        _expect_owner(folder, folder.read(MANIFEST_NAME), job_id)
+
+
 def belongs_to_another(folder: OutputFolder, job_id: str) -> bool:
     """Whether the folder's manifest names another job. Raises as `read_manifest`."""
     manifest = read_manifest(folder)

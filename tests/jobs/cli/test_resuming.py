@@ -1,6 +1,9 @@
 """An output folder with rows in it: resumed, replaced, or refused with the reason."""
 
+import gzip
 import shutil
+import sqlite3
+from contextlib import closing
 
 import pyarrow.parquet as pq
 
@@ -34,6 +37,24 @@ def test_a_data_set_is_not_overwritten_by_a_job_over_its_own_rows(served, headra
         assert_refused(refused, "is in the output folder", "--overwrite would empty")
     assert results(tmp_path / "out").equals(before)
     assert headrace(served, *label_arguments(tmp_path / "out", tmp_path / "again")).status == 0
+
+
+def test_what_cannot_be_submitted_replaces_nothing(served, headrace, few, tmp_path):
+    out = tmp_path / "out"
+    job = headrace(served, *label_arguments(few, out)).out.split()[1]
+    before = results(out)
+
+    ends_early = tmp_path / "ends early.jsonl.gz"
+    ends_early.write_bytes(gzip.compress(few.read_bytes() * 100)[:-10])
+    assert_refused(headrace(served, *label_arguments(ends_early, out), "--overwrite"), "cannot be read")
+
+    sink = f"sqlite:///{tmp_path / 'sink.db'}"
+    with closing(sqlite3.connect(tmp_path / "sink.db")) as database:
+        database.execute("CREATE TABLE headrace_results (job_id TEXT)")
+    assert_refused(headrace(served, *label_arguments(few, out), "--overwrite", "--sink", sink), "has no column")
+
+    assert results(out).equals(before)
+    assert headrace(served, *label_arguments(few, out), "--resume").out.split()[1] == job
 
 
 def test_resuming_with_something_else_names_what_differs(served, headrace, few, tmp_path):
