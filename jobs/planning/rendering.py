@@ -98,7 +98,7 @@ class PromptRenderer:
 
     def _check_images(self, column: str, columns: Sequence[str]) -> None:
         if column not in columns:
-            problem = f" names the column {column!r}; the input has {', '.join(columns)}"
+            problem = f" names the column {column!r}; the input has {_listed(columns)}"
             raise SpecError(_IMAGE, problem, field="image")
         if self.images.vision is None or not self._tokenizer.has_chat_template:
             missing = "reads no images" if self.images.vision is None else "has no chat template for images"
@@ -185,13 +185,18 @@ class PromptRenderer:
             raise RowError(str(error)) from error
 
 
+def _listed(columns: Sequence[str]) -> str:
+    """Their names, in quotes where it would not be seen where one ends."""
+    return ", ".join(name if name == name.strip() and "," not in name else repr(name) for name in columns)
+
+
 def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     """The job's template, or None when rows bring their own messages."""
     if spec.prompt is not None:
         template = PromptTemplate(spec.prompt)
         for name in template.columns:
             if name not in columns:
-                problem = f" names the column {name!r}; the input has {', '.join(columns) or 'no columns'}"
+                problem = f" names the column {name!r}; the input has {_listed(columns) or 'no columns'}"
                 raise SpecError(_PROMPT, problem, field="prompt")
         return template
     if "messages" in columns:
@@ -201,7 +206,7 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     if {"custom_id", "url", "body"} <= set(columns):
         raise SpecError("the input has requests of OpenAI's Batch API: `headrace run-batch` answers them")
     example = Argument("prompt", f"{{{columns[0]}}}") if columns else _PROMPT
-    problem = f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}"
+    problem = f"the input has neither a 'messages' nor a 'prompt' column, but {_listed(columns)}"
     raise SpecError(problem, ": pass ", example, field="prompt")
 
 

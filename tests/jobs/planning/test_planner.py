@@ -278,6 +278,13 @@ def test_a_column_that_only_later_rows_have_is_no_mistake(plan):
     assert result.num_errors == 1000
 
 
+def test_columns_are_listed_so_that_spaces_around_their_names_are_seen(plan):
+    with pytest.raises(SpecError, match=r"the column 'text'; the input has the id, ' text', 'a, b'$"):
+        plan([{"the id": 1, " text": "a", "a, b": 2}])
+    with pytest.raises(SpecError, match="neither a 'messages' nor a 'prompt' column, but ' prompt': pass"):
+        plan([{" prompt": "a"}], prompt=None)
+
+
 def test_a_column_that_no_row_has_is_refused(plan):
     with pytest.raises(SpecError, match="the column 'txet'; the input has text"):
         plan([{"text": "a"}], prompt="{txet}")
