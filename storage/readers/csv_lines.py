@@ -13,7 +13,7 @@ from typing import NoReturn, TextIO
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, is_unicode, refuse_duplicates
-from .text import not_utf8, refuse_utf16
+from .text import expect_text, not_utf8
 
 # As much as a line of JSON: a megabyte of gzip may be one field of a gigabyte, which no process of ours is to hold.
 MAX_RECORD_CHARACTERS = 64 * 2**20
@@ -32,7 +32,7 @@ class Csv(InputSource):
         super().__init__(location.name, limit)
         self._location = location
         self._delimiter = delimiter
-        refuse_utf16(location)
+        expect_text(location)
         with self._records() as records:
             self._columns = dict.fromkeys(self._header(records))
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
 from .source import InputRow, InputSource, is_unicode
-from .text import not_utf8, refuse_utf16
+from .text import expect_text, not_utf8
 
 # As deep as requests to the API may be. Python itself reads deeper ones than it can write again.
 _MAX_DEPTH = 200
@@ -28,7 +28,7 @@ class JsonRows(InputSource):
     def __init__(self, location: Location, limit: int | None) -> None:
         super().__init__(location.name, limit)
         self._location = location
-        refuse_utf16(location)
+        expect_text(location)
 
     @property
     def files(self) -> Sequence[Location]:

@@ -7,16 +7,26 @@ from ..errors import InputError
 from .location import Location
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_NO_TEXT = {
+    b"\x1f\x8b": "compressed with gzip: let its name end in {}.gz",
+    b"(\xb5/\xfd": "compressed with zstd: let its name end in {}.zst",
+    b"PAR1\x15": "Parquet: let its name end in .parquet",
+    b"PK\x03\x04": "a zip file, as spreadsheets are: save it as {}",
+}
 # Of the word that a byte is in, on either side.
 _MAX_SHOWN = 20
 _WORD_BEGINS, _WORD_ENDS = re.compile(r"^[\w’'-]*"), re.compile(r"[\w’'-]*$")
 
 
-def refuse_utf16(location: Location) -> None:
-    """Raises InputError for what some spreadsheets save as text."""
+def expect_text(location: Location) -> None:
+    """Raises InputError for UTF-16, which some spreadsheets save, and for what is no text by how it begins."""
     with location.open() as file:
-        if (encoding := _utf16(file.read(64))) is not None:
-            raise InputError(f"input {location.name} is UTF-16: save it as UTF-8 ({_iconv(encoding)})")
+        start = file.read(64)
+    if (encoding := _utf16(start)) is not None:
+        raise InputError(f"input {location.name} is UTF-16: save it as UTF-8 ({_iconv(encoding)})")
+    for beginning, what in _NO_TEXT.items():
+        if start.startswith(beginning):
+            raise InputError(f"input {location.name} is {what.format(location.format)}")
 
 
 def not_utf8(text: bytes) -> str:
