@@ -40,6 +40,9 @@ class Job:
     client: Connections
     record: JobRecord
 
+    def __repr__(self) -> str:
+        return f"Job(id={self.id!r}, output={self.record.output_dir!r})"
+
     @property
     def id(self) -> str:
         return self.record.id

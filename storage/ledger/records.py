@@ -60,7 +60,7 @@ class NewWebhook:
     """Where the end of a job is to be told. `secret` signs it: after `whsec_` base64, else as it is."""
 
     url: str
-    secret: str | None = None
+    secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class NewJob:
     shared_tokens: int = 0
     within_seconds: float | None = None
     idempotency_key: str | None = None
-    sink: dict[str, str] | None = None
+    # With its password.
+    sink: dict[str, str] | None = field(default=None, repr=False)
     tenant: str = DEFAULT_TENANT
     priority: int = 0
     webhook: NewWebhook | None = None
@@ -149,7 +150,7 @@ class JobRecord:
     finished_at: float | None
     deadline_at: float | None
     idempotency_key: str | None
-    sink: dict[str, str] | None
+    sink: dict[str, str] | None = field(repr=False)
     error: str | None
     tenant: str
     priority: int

@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
@@ -86,7 +86,7 @@ _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
 class SinkSpec:
     """Where a job's rows go: a database and a table in it, in PostgreSQL also `schema.table`."""
 
-    url: str
+    url: str = field(repr=False)
     table: str = DEFAULT_TABLE
 
     @classmethod

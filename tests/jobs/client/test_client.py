@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from headrace.engine.errors import ConfigError, ModelError
 from headrace.jobs.client import job as job_module
 from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
+from headrace.jobs.outside.webhooks import optional_webhook
 from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import SettingsError
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -140,6 +142,14 @@ def test_a_job_is_found_again(client, rows, tmp_path):
     assert again.results().equals(job.results())
     with pytest.raises(UnknownJob, match="job_x"):
         client.job("job_x")
+
+
+def test_a_job_is_shown_in_one_line_and_no_password_or_secret_with_it(client, rows, tmp_path):
+    job = client.submit(rows[:3], MODEL, tmp_path / "out", **FAST)
+    assert repr(job) == f"Job(id={job.id!r}, output='{tmp_path / 'out'}')"
+    assert "secret" not in repr(replace(job.record, sink={"url": "postgresql://me:secret@host/name"}))
+    assert "secret" not in repr(optional_webhook("https://example.com/hook", "secret"))
+    finish(job)
 
 
 def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path):
