@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,6 +21,9 @@ from ..spec.schemas import JobSpec
 from .choices import parse_choices
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision
+
+# Not the beginning of a word, as of a LaTeX command.
+_NO_LINE_BREAK = re.compile(r"\\n(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ def asked(
         instead = f'--prompt "$(cat {shlex.quote(prompt.removeprefix("@"))})"'
         if not hint_at_file("--prompt", prompt, instead) and image is None:
             _hint_at_columns(prompt)
+    _hint_at_line_breaks(prompt=prompt, system=None if system is None or system.startswith("@") else system)
     if sum(given is not None for given in (choices, json_schema, regex)) > 1:
         raise SpecError("--choices, --json-schema and --regex exclude each other: pass one")
     spec = JobSpec.parse(
@@ -229,6 +234,13 @@ def _hint_at_columns(prompt: str) -> None:
     # A brace by itself is a mistake of another kind, which is named where the template is read.
     if not set("{}") & set(prompt.replace("{{", "").replace("}}", "")):
         typer.echo("headrace: --prompt names no column, as {text} would: all rows are asked the same", err=True)
+
+
+def _hint_at_line_breaks(**texts: str | None) -> None:
+    for name, text in texts.items():
+        if text is not None and _NO_LINE_BREAK.search(text):
+            remark = r"has a backslash and an n, not a line break: in a shell $'…\n…' has one"
+            typer.echo(f"headrace: --{name} {remark}", err=True)
 
 
 def _hint_at_thinking(spec: JobSpec) -> None:

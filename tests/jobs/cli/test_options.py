@@ -81,6 +81,20 @@ def test_a_prompt_that_asks_all_rows_the_same_is_remarked_on(prompt, headrace, f
     assert asked.err == "headrace: --prompt names no column, as {text} would: all rows are asked the same\n"
 
 
+def test_a_line_break_that_is_none_is_remarked_on(headrace, few, tmp_path):
+    command = [tmp_path / "data", "dry-run", few, "--model", MODEL, "--limit", "2"]
+    asked = headrace(*command, "--system", r"Be brief.\n", "--prompt", r"Label it:\n\n{text}")
+    assert asked.status == 0
+    assert asked.err.splitlines() == [
+        f"headrace: {option} has a backslash and an n, not a line break: in a shell $'…\\n…' has one"
+        for option in ("--prompt", "--system")
+    ]
+    (tmp_path / "system.txt").write_text(r"Ends with \n")
+    prompt = r"What is \nabla in {text}?" + "\n"
+    silent = headrace(*command, "--system", f"@{tmp_path / 'system.txt'}", "--prompt", prompt)
+    assert (silent.status, silent.err) == (0, "")
+
+
 def test_one_choice_is_remarked_on(headrace, few, tmp_path):
     command = [tmp_path / "data", "dry-run", few, "--model", MODEL, "--limit", "2", "--prompt", "{text}", "--choices"]
     asked = headrace(*command, "billing;shipping")
