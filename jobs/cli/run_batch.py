@@ -74,7 +74,10 @@ def requests(
         raise SpecError(_OUTPUT, f" {output_file} is no file that can be written")
     if output.exists() and not overwrite:
         raise SpecError(_OUTPUT, f" {output_file} exists: pass --overwrite to replace it, or name another file")
-    return Requests(Location(os.path.expanduser(input_file)), output)
+    source = Location(os.path.expanduser(input_file))
+    if os.path.realpath(source.address.removeprefix("file://")) == os.path.realpath(output):
+        raise SpecError(_OUTPUT, f" {output_file} is the input file: name another")
+    return Requests(source, output)
 
 
 @takes(requests, engine_config, watchdog_seconds)

@@ -70,6 +70,12 @@ def test_an_answer_file_is_replaced_only_if_asked(run, tmp_path):
     assert [line["id"] for line in again] != [line["id"] for line in first]
 
 
+def test_answers_do_not_replace_their_requests(run, tmp_path):
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "in.jsonl")
+    assert_refused(run(request(0), more=("--overwrite",)), "--output-file", "is the input file: name another")
+    assert [each["method"] for each in answers(tmp_path / "in.jsonl")] == ["POST"]
+
+
 def test_other_endpoints_and_names(run, tmp_path):
     body = {"model": "gpt-4o-mini", "prompt": "Where is", "max_tokens": 2}
     asked = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
