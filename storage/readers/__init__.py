@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import Argument, InputError
 from .arrow import Parquet, SavedDataset
-from .csv_lines import Csv
+from .csv_lines import TABS_FIRST, Csv
 from .folder import Concatenated, files_of_one_format
 from .json_array import JsonArray, is_json_array
 from .json_lines import JsonLines, are_columns
@@ -23,7 +23,7 @@ def _open_json(location: Location, limit: int | None) -> InputSource:
 
 
 def _open_tsv(location: Location, limit: int | None) -> InputSource:
-    return Csv(location, limit, "\t")
+    return Csv(location, limit, TABS_FIRST)
 
 
 _TEXT_FORMATS: dict[str, Callable[[Location, int | None], InputSource]] = {

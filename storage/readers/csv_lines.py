@@ -1,11 +1,11 @@
-"""Comma- and tab-separated values."""
+"""Values separated by commas, or by what else the header has in their place."""
 
 import csv
 import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import NoReturn, TextIO
@@ -19,20 +19,21 @@ from .text import expect_text, not_utf8
 MAX_RECORD_CHARACTERS = 64 * 2**20
 # What the parser says in its own words.
 _PROBLEMS = {"unexpected end of data": "a quote is not closed, so that all lines after it are part of this row"}
-_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+# Where a comma begins a number's decimals spreadsheets write semicolons.
+COMMAS_FIRST, TABS_FIRST = (",", ";", "\t"), ("\t", ",", ";")
 
 
 class Csv(InputSource):
-    """RFC 4180: commas, double quotes, a header. UTF-8. Every value is text, as CSV has no types.
+    """RFC 4180: double quotes, a header. Of `delimiters` the first that makes columns of the header is the one.
 
-    Records beyond 64 Mi characters are error rows.
+    UTF-8. Every value is text, as CSV has no types. Records beyond 64 Mi characters are error rows.
     """
 
-    def __init__(self, location: Location, limit: int | None, delimiter: str = ",") -> None:
+    def __init__(self, location: Location, limit: int | None, delimiters: Sequence[str] = COMMAS_FIRST) -> None:
         super().__init__(location.name, limit)
         self._location = location
-        self._delimiter = delimiter
         expect_text(location)
+        self._delimiter = next(filter(self._makes_columns, delimiters), delimiters[0])
         with self._records() as records:
             self._columns = dict.fromkeys(self._header(records))
 
@@ -73,12 +74,17 @@ class Csv(InputSource):
             return InputRow(row, {}, f"line {line_number}: {_not_utf8(bad)}")
         return InputRow(row, dict(zip(self._columns, fields, strict=True)))
 
+    def _makes_columns(self, delimiter: str) -> bool:
+        with self._records(delimiter) as records, suppress(_TooLong, csv.Error):
+            return len(records.next() or ()) > 1
+        return False
+
     @contextmanager
-    def _records(self) -> "Iterator[_Records]":
+    def _records(self, delimiter: str | None = None) -> "Iterator[_Records]":
         # Bytes that are not UTF-8 spoil their own row only: they come through, and are found there.
         with self._location.open() as file:
             text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-            yield _Records(text, self._delimiter)
+            yield _Records(text, delimiter or self._delimiter)
 
     def _header(self, records: "_Records") -> list[str]:
         try:
@@ -91,10 +97,6 @@ class Csv(InputSource):
             self._refuse("has no header: put the columns' names into the first line")
         if (bad := next((name for name in header if not is_unicode(name)), None)) is not None:
             self._refuse(f"is {_not_utf8(bad)}")
-        others = [name for each, name in _DELIMITERS.items() if each != self._delimiter and each in header[0]]
-        if len(header) == 1 and others:
-            problem = f"has one column, {header[0]!r}: separate fields by {_DELIMITERS[self._delimiter]}"
-            self._refuse(f"{problem}, not by {others[0]}")
         names = [name or f"column_{number}" for number, name in enumerate(header, start=1)]
         refuse_duplicates(self.name, names)
         return names
