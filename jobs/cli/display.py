@@ -184,21 +184,27 @@ def counted(count: int, noun: str) -> str:
 
 
 def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float | None = None) -> str:
-    """The last lines of a run, for standard output."""
+    """The last lines of a run, for standard output. Of a job that had ended before that nothing was timed."""
     return "\n".join(
         [
             f"job         {progress.job_id} {progress.state}",
             f"rows        {progress.rows_done:,} of {progress.rows_total:,}: {_origins(pace.first, progress)}, "
             f"{progress.rows_failed:,} failed",
             *([f"truncated   {_truncated(progress)}"] if progress.rows_truncated else []),
-            f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
-            f"rate        {rate_of(pace.rows_per_second(progress), decimals=1)} rows/s, "
-            f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
-            f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
+            *([] if pace.first.state.has_ended else _speeds(pace, progress)),
             *([f"cost        {_cost(gpu_hour_price, pace, progress)}"] if gpu_hour_price is not None else []),
             f"output      {output}",
         ]
     )
+
+
+def _speeds(pace: Pace, progress: Progress) -> list[str]:
+    return [
+        f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
+        f"rate        {rate_of(pace.rows_per_second(progress), decimals=1)} rows/s, "
+        f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
+        f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
+    ]
 
 
 def _cost(price: float, pace: Pace, now: Progress) -> str:

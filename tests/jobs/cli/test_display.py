@@ -1,6 +1,7 @@
 """What `headrace run` shows on the way, by what it writes to."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,13 @@ def test_a_job_that_was_done_between_two_looks_has_taken_its_time():
     pace.end()
     assert 0 < pace.working_seconds < pace.seconds
     assert pace.rows_per_second(progress(10)) > 0
+
+
+def test_nothing_was_timed_of_a_job_that_had_ended_before():
+    done = replace(progress(20), state=JobState.COMPLETED)
+    pace = Pace(done)
+    pace.end()
+    assert [line.split()[0] for line in summary(pace, done, "out").splitlines()] == ["job", "rows", "output"]
 
 
 def test_a_slow_models_rate_is_not_called_zero(monkeypatch, capsys):
