@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import Connection, and_, func, select
 
 from ..database import Database
 from .claim_order import next_job
@@ -12,7 +12,7 @@ from .clock import now
 from .pages import by_age, follows
 from .records import OPEN, JobRecord, JobState, ShardState
 from .standing import Standing, recent_rows_per_second
-from .tables import jobs, parts, shards
+from .tables import attempts, jobs, parts, shards
 
 # Of how many jobs the largest tells most about the next.
 _LAST_JOBS = 20
@@ -127,9 +127,9 @@ class Overview:
         answers = func.sum(parts.c.completion_tokens)
         computed = func.sum(parts.c.prompt_tokens - parts.c.cached_tokens) + answers
         largest = (
-            select(last.c.id, computed, last.c.finished_at - last.c.started_at, answers, func.sum(parts.c.num_rows))
+            select(last.c.id, computed, answers, func.sum(parts.c.num_rows))
             .join(parts, parts.c.job_id == last.c.id)
-            .group_by(last.c.id, last.c.finished_at, last.c.started_at)
+            .group_by(last.c.id)
             .order_by(computed.desc())
             .limit(1)
         )
@@ -137,7 +137,9 @@ class Overview:
             row = connection.execute(largest).one_or_none()
             if row is None or not row[1]:
                 return None
-            job_id, tokens, seconds, answer_tokens, num_rows = row
+            job_id, tokens, answer_tokens, num_rows = row
+            if not (seconds := _seconds_at_work(connection, job_id)):
+                return None
             spec = connection.scalars(select(jobs.c.spec).where(jobs.c.id == job_id)).one()
         return Pace(job_id, float(tokens) / seconds, float(answer_tokens) / num_rows, spec)
 
@@ -182,3 +184,14 @@ class Overview:
         with self.database.read() as connection:
             sums = connection.execute(select(*(func.coalesce(func.sum(column), 0) for column in columns))).one()
         return Totals(*map(int, sums))
+
+
+def _seconds_at_work(connection: Connection, job_id: str) -> float:
+    """While somebody was at one of the job's shards: it may have been paused, or been retried a day later."""
+    spans = select(attempts.c.started_at, attempts.c.ended_at).join(shards, shards.c.id == attempts.c.shard_id)
+    ended = spans.where(shards.c.job_id == job_id, attempts.c.ended_at.is_not(None)).order_by(attempts.c.started_at)
+    seconds = until = 0.0
+    for started_at, ended_at in connection.execute(ended):
+        seconds += max(0.0, ended_at - max(started_at, until))
+        until = max(until, ended_at)
+    return seconds
