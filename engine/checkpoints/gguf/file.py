@@ -117,12 +117,12 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         status = file.stat()
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    return _read_as_it_is(file, status.st_mtime_ns, status.st_size)
+    return _read_as_it_is(file, (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 # A vocabulary is 300,000 texts, and configuration, weights and tokenizer each ask for what they need of the same file.
 @lru_cache(maxsize=4)
-def _read_as_it_is(file: Path, _mtime_ns: int, _size: int) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+def _read_as_it_is(file: Path, _is_still: tuple[int, int, int]) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     return _Reader(file).read()
 
 

@@ -16,7 +16,7 @@ SIZES = dict.fromkeys(("embedding_length", "block_count", "context_length", "fee
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def stored(kind: int, value: Any) -> bytes:
@@ -50,6 +50,14 @@ def written(folder: Path, metadata: dict[str, tuple[int, Any]], shape: tuple[int
 def test_headers_that_claim_too_much(metadata, shape, message, tmp_path):
     with pytest.raises(ModelError, match=message):
         GgufModel.open(written(tmp_path, metadata, shape))
+
+
+def test_a_header_is_read_once_while_its_file_is_the_same(tmp_path):
+    file = written(tmp_path, {"x": (ARRAY, struct.pack("<IQ", STRING, 2) + text("a") + text("é"))})
+    first = GgufModel.open(file)
+    assert first.metadata == {"x": ["a", "é"]}
+    assert GgufModel.open(file).metadata is first.metadata
+    assert GgufModel.open(written(tmp_path, {"y": (STRING, "longer than that")})).metadata == {"y": "longer than that"}
 
 
 @pytest.mark.parametrize(
