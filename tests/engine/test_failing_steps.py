@@ -281,6 +281,18 @@ def test_logits_may_be_broken_by_what_others_have_left_in_the_cache(is_async, nu
     assert engine.stats.num_available_blocks == engine.stats.num_blocks
 
 
+def test_those_that_begin_once_more_take_nothing_from_each_other():
+    """One of them may have been what broke the others."""
+    engine, runner = make_engine()
+    run_all(engine, [Request("first", [*PREFIX, 1], greedy_params(2))])
+    executed: list[Batch] = []
+    break_rows(runner, at_step=1, rows=[0, 1], executed=executed)
+    run_all(engine, [Request(f"cached-{token}", [*PREFIX, token], greedy_params(4)) for token in (2, 3)])
+    begun = [int((batch.positions == 0).sum()) for batch in executed]
+    assert begun[0] == 0
+    assert sum(begun) == 2
+
+
 def test_who_is_broken_by_itself_is_so_once_more_and_fails():
     engine, runner = make_engine()
     run_all(engine, [Request("first", [*PREFIX, 1], greedy_params(2))])
@@ -290,12 +302,14 @@ def test_who_is_broken_by_itself_is_so_once_more_and_fails():
     assert events[-1].num_cached_tokens == len(PREFIX)
 
 
-def break_rows(runner: FakeRunner, at_step: int, rows: list[int]) -> None:
-    """Have some rows of a step's logits be NaN: the step of this number from now on."""
+def break_rows(runner: FakeRunner, at_step: int, rows: list[int], executed: list[Batch] | None = None) -> None:
+    """Have some rows of a step's logits be NaN: the step of this number from now on. `executed` gets all steps."""
     execute, steps = runner.execute, count(1)
 
     def broken(batch: Batch) -> Tensor:
         logits = execute(batch)
+        if executed is not None:
+            executed.append(batch)
         if next(steps) == at_step:
             logits[rows] = torch.nan
         return logits
