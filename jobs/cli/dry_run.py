@@ -19,14 +19,19 @@ from .display import counted, duration
 from .job_options import Asked, asked
 from .options import engine_config, watchdog_seconds
 from .signatures import takes
-from .target_options import possible_target
+from .target_options import PossibleOutput, Target, target
 
 _UNKNOWN = "not known before a job with this model has completed"
 
 
-@takes(asked, possible_target, engine_config, watchdog_seconds)
+@takes(asked, target, engine_config, watchdog_seconds)
 def dry_run(
-    asked: Asked, _target: None, engine: EngineConfig, _watchdog: float, gpu_hour_price: GpuHourPrice = None
+    asked: Asked,
+    _target: Target,
+    engine: EngineConfig,
+    _watchdog: float,
+    output: PossibleOutput = None,
+    gpu_hour_price: GpuHourPrice = None,
 ) -> None:
     """Say what running INPUT would be: rows, tokens, time.
 

@@ -9,7 +9,7 @@ from typing import Any
 def takes(*parsers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the parameters of these functions. Its first arguments are their results, in their order.
 
-    A parameter that several of them have is one option.
+    A parameter that several of them have is one option, as the command has it, or the last of them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,10 +1,8 @@
 """Where a job writes and on what terms, on the command line: options that `run` and `submit` share."""
 
-import functools
 import os
 from dataclasses import dataclass
-from inspect import signature
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +15,11 @@ from ..planning.producer import Terms
 from ..spec.durations import parse_duration
 
 _SECRET_VARIABLE = "WEBHOOK_SECRET"
+_OUTPUT = typer.Option(
+    "--output", metavar="FOLDER|URL", help="Of the Parquet data set; a URL such as s3://bucket/folder."
+)
+# Of a command that takes `target` and writes nothing.
+PossibleOutput = Annotated[str | None, _OUTPUT]
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,7 @@ class Target:
 
 
 def target(
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", metavar="FOLDER|URL", help="Of the Parquet data set; a URL such as s3://bucket/folder."
-        ),
-    ],
+    output: Annotated[str, _OUTPUT],
     resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
     within: Annotated[
@@ -79,26 +77,6 @@ def target(
         priority,
     )
     return Target(output, _mode(resume, overwrite), terms)
-
-
-@functools.wraps(target)
-def possible_target(output: str | None, **options: Any) -> None:
-    """The same options where nothing is written, so that none is needed: what is wrong with them is said all the same.
-
-    Raises what `target` does.
-    """
-    target(output or "", **options)
-
-
-_OF_TARGET = signature(target)
-possible_target.__signature__ = _OF_TARGET.replace(  # type: ignore[attr-defined]
-    parameters=[
-        each.replace(default=None, annotation=Annotated[str | None, *each.annotation.__metadata__])
-        if each.name == "output"
-        else each
-        for each in _OF_TARGET.parameters.values()
-    ]
-)
 
 
 def _webhook(url: str | None, secret: str | None) -> NewWebhook | None:
