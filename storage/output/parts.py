@@ -98,9 +98,9 @@ def output_schema(
 
     `probabilities` has a field for each of the job's `choices`, `outputs` all answers where a row gets several, and
     `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
-    `outputs` ended, and its log-probabilities. `prompt_logprobs`: as `logprobs`, of the prompt's tokens; nothing is
-    known of the first. `from_cache`: whether the answer is an earlier job's. `with_doubt_and_receipt`: the columns
-    that data sets have from version 2 on. `parsed`: the type of an answer that is JSON. `with_tool_calls`: an
+    `outputs` ended, its log-probabilities, and its thinking. `prompt_logprobs`: as `logprobs`, of the prompt's tokens;
+    nothing is known of the first. `from_cache`: whether the answer is an earlier job's. `with_doubt_and_receipt`: the
+    columns that data sets have from version 2 on. `parsed`: the type of an answer that is JSON. `with_tool_calls`: an
     answer's calls, as OpenAI's messages have them. docs/data-set.md says what is in each.
     """
     # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
