@@ -26,6 +26,8 @@ _NUM_CHECKED = 256
 _LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}
 # How the compiler begins to say so.
 _UNKNOWN_KEYWORDS = "Unimplemented keys: "
+# How it says that a tokenizer lacks a token that the grammar names.
+_OF_TOKENIZERS = ("unknown special token", "Token range end too large")
 _END = "<|end of the grammar|>"
 # Nobody here can set what llguidance advises, and it takes those that it can tell to exclude each other.
 _ONE_OF = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf"
@@ -94,14 +96,21 @@ class GrammarCompiler:
 
 
 def check_grammar(params: StructuredOutputsParams) -> None:
-    """Raises `InvalidRequestError` when the grammar cannot be compiled, or allows no answer. Needs no tokenizer."""
+    """Raises `InvalidRequestError` when the grammar cannot be compiled, or allows no answer.
+
+    Needs no tokenizer. What only that can tell, whether it has the special tokens of a grammar, is left to `compile`.
+    """
     _check_source(params.source)
 
 
 @lru_cache(maxsize=_NUM_CHECKED)
 def _check_source(source: GrammarSource) -> None:
-    # One token a byte.
-    _matcher(source, _llguidance().LLTokenizer("byte"))
+    try:
+        # One token a byte.
+        _matcher(source, _llguidance().LLTokenizer("byte"))
+    except InvalidRequestError as error:
+        if not any(reason in str(error) for reason in _OF_TOKENIZERS):
+            raise
 
 
 def _matcher(source: GrammarSource, tokenizer: Any) -> Any:

@@ -224,9 +224,14 @@ class Tokenizer:
         """Whether the source of the chat template that is told of tools has this text in it."""
         return text in (self._templates.tools_source or "")
 
-    def is_special(self, text: str) -> bool:
-        """Whether the text is a special token, which `decode` leaves out."""
-        return any(token.special and token.content == text for token in self._fast.get_added_tokens_decoder().values())
+    def special_token_id(self, text: str) -> int | None:
+        """Of the text if it is a special token, which `decode` leaves out; None of any other."""
+        return self._special_tokens.get(text)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        added = self._fast.get_added_tokens_decoder().items()
+        return {token.content: token_id for token_id, token in added if token.special}
 
     @property
     def has_chat_template(self) -> bool:

@@ -20,6 +20,8 @@ from ..api.openai.reasoning import with_reasoning
 from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.route import refusals
 from ..api.openai.sampling_schemas import SamplingFields
+from ..api.openai.tools import functions_of
+from ..calls.grammar import json_or_calls
 from ..live.prompt import LivePrompts
 from ..planning.rendering import CHAT_ENDING, TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
@@ -100,6 +102,8 @@ class RequestReader:
         if isinstance(request, ChatCompletionRequest):
             asked = request.include_reasoning, request.thinking_token_budget, request.begun
             sampling = with_reasoning(sampling, tokenizer, *asked)
+            calls = expected_calls(request, tokenizer)
+            sampling = json_or_calls(sampling, calls, functions_of(request.tools or ()), tokenizer)
             # Refuses what cannot be beside that.
             sampling.params(0, request.choices)
         return RowSampling(sampling=sampling, choices=request.choices)

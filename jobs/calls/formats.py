@@ -98,7 +98,7 @@ def _own_kind(tokenizer: Tokenizer) -> Kind:
         return "harmony"
     if has("tools") and not any(map(has, _UNKNOWN_SIGNS)):
         # As a special token no text has it, and what is between is all that is seen.
-        has_tags = has(TAG_BEGIN) and not tokenizer.is_special(TAG_BEGIN)
+        has_tags = has(TAG_BEGIN) and tokenizer.special_token_id(TAG_BEGIN) is None
         if (tagged := next(filter(has, _TAGGED_SIGNS), None)) is not None:
             if has_tags:
                 return _TAGGED_SIGNS[tagged]

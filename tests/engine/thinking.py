@@ -6,6 +6,7 @@ from shutil import copytree
 
 TICKETS = Path(__file__).parents[2] / "examples/tickets/model"
 _TEMPLATE = (
+    "{% if tools %}{{ '<|user|>' + tools | tojson + ' <tool_call>' + '<|end|>' }}{% endif %}"
     "{% for message in messages %}{{ '<|user|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
     "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}"

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from ...calls.events import ToolCallParser
+from ...calls.grammar import json_or_calls
 from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
+from ...spec.sampling import SamplingSpec
 from ...streams.events import StreamEvent
 from ..admission.admission import Admission
 from ..admission.caller import tenant_of
@@ -22,6 +24,7 @@ from .expected_calls import expected_calls
 from .reasoning import ReasoningParser, with_reasoning
 from .response_schemas import ResponsesRequest, renamed
 from .sampling_schemas import SamplingFields
+from .tools import functions_of
 
 
 @dataclass
@@ -110,8 +113,11 @@ class Asker:
         calls = expected_calls(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
         prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
+        sampling = self._sampling(model, prompt, body, model.prompts.context_length)
         thinks = body.include_reasoning, body.thinking_token_budget, body.begun
-        request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
+        sampling = with_reasoning(sampling, model.prompts.tokenizer, *thinks)
+        sampling = json_or_calls(sampling, calls, functions_of(body.tools or ()), model.prompts.tokenizer)
+        request = self._request(model, prompt, body, sampling)
         asked = self._submit(model, [request], body)
         if request.sampling.reasoning:
             tokenizer, is_told = model.prompts.tokenizer, body.include_reasoning is not False
@@ -131,26 +137,25 @@ class Asker:
         model = self.models.model(body.model)
         prompts = model.prompts
         token_ids = [prompts.text(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompt]
-        requests = [self._request(model, LivePrompt(each), body, DEFAULT_MAX_TOKENS) for each in token_ids]
+        requests = [self._completion(model, LivePrompt(each), body) for each in token_ids]
         asked = self._submit(model, requests, body)
         if body.echo:
             asked.echoes, asked.echoes_only = _echoes(model, body), body.echoes_only
         return asked
 
-    def _request(
-        self,
-        model: ServedModel,
-        prompt: LivePrompt,
-        body: SamplingFields,
-        default_max_tokens: int,
-        include_reasoning: bool | None = None,
-        thinking_token_budget: int | None = None,
-        begun: str | None = None,
-    ) -> LiveRequest:
+    def _completion(self, model: ServedModel, prompt: LivePrompt, body: CompletionRequest) -> LiveRequest:
+        return self._request(model, prompt, body, self._sampling(model, prompt, body, DEFAULT_MAX_TOKENS))
+
+    @staticmethod
+    def _sampling(model: ServedModel, prompt: LivePrompt, body: SamplingFields, most_tokens: int) -> SamplingSpec:
+        """As the body has it; where that does not say how long an answer may be, what there is room for at most."""
         room = model.prompts.context_length - len(prompt.token_ids)
         # At least one: a prompt that leaves no room is refused for what it is.
-        sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed(), model.sampling_defaults)
-        sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget, begun)
+        return body.sampling(max(1, min(most_tokens, room)), new_seed(), model.sampling_defaults)
+
+    def _request(
+        self, model: ServedModel, prompt: LivePrompt, body: SamplingFields, sampling: SamplingSpec
+    ) -> LiveRequest:
         model.prompts.check(prompt.token_ids, sampling, "prompt" if isinstance(body, CompletionRequest) else "messages")
         return LiveRequest.new(
             queue=model.live_queue,

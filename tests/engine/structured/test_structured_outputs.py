@@ -236,6 +236,14 @@ def test_a_grammar_is_compiled_once():
     assert compiler.compile(StructuredOutputsParams(json={"type": "integer"}, disable_any_whitespace=True)) is not first
 
 
+@pytest.mark.parametrize("token", ["<|of_some_model|>", "<[100000]>"])
+def test_whether_a_model_has_a_grammars_tokens_only_its_tokenizer_tells(token):
+    params = StructuredOutputsParams(grammar=f'start: "a" {token}')
+    check_grammar(params)
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs: "):
+        COMPILERS["byte level"].compile(params)
+
+
 def test_what_was_asked_for_least_lately_is_forgotten(monkeypatch):
     monkeypatch.setattr(grammar_module, "_NUM_KEPT", 2)
     compiler = GrammarCompiler(TOKENIZERS["byte level"])

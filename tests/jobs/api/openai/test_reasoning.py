@@ -1,12 +1,14 @@
 """A model that thinks, as users have it: jobs, their verification, chats and batches with the official client."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
@@ -124,6 +126,50 @@ def test_a_batch_writes_both(thinker: Thinker, headrace: Callable[..., Result]) 
     assert len(said) == bodies["told"]["usage"]["completion_tokens"] - 7
     verified = headrace(thinker.data_dir, "verify", done.id)
     assert verified.status == 0, verified
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Ulm"]}}, "required": ["city"]}
+TOOL = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture(scope="module")
+def braces(thinker: Thinker) -> tuple[dict[str, int], dict[str, int]]:
+    """Biases with which the model calls a function at once, without blanks, and with which it does not."""
+    tokenizer = Tokenizer.from_pretrained(thinker.model)
+    texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    opening, closing, blanks = (
+        [str(token) for token, text in enumerate(texts) if text.startswith(those)]
+        for those in ("{", "}", (" ", "\r", "\n", "\t"))
+    )
+    return dict.fromkeys(opening + blanks, -100) | dict.fromkeys(closing, 100), dict.fromkeys(opening, 100)
+
+
+@pytest.mark.parametrize("thinking", [{}, {"include_reasoning": True, "thinking_token_budget": 5}])
+def test_beside_a_form_the_model_may_call(thinker: Thinker, braces: Sequence[dict[str, int]], thinking: Any) -> None:
+    """As agents send both with every request."""
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    tools = [{"type": "function", "function": TOOL}]
+    options: Any = {"model": thinker.model.name, "temperature": 0, "max_tokens": 120, "response_format": form}
+    options |= {"tools": tools, "parallel_tool_calls": False}
+    lines = [chat_line(str(number), **options, **thinking, logit_bias=bias) for number, bias in enumerate(braces)]
+    done = wait_for(thinker.openai, create(thinker.openai, lines))
+    bodies = {name: line["response"]["body"] for name, line in file_lines(thinker.openai, done.output_file_id).items()}
+    live = [
+        thinker.openai.chat.completions.create(
+            messages=lines[0]["body"]["messages"], **options, logit_bias=bias, extra_body=thinking
+        ).to_dict()
+        for bias in braces
+    ]
+    for number, response in enumerate((*live, bodies["0"], bodies["1"])):
+        [choice] = response["choices"]
+        message = choice["message"]
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        assert bool(message.get("reasoning")) == bool(thinking)
+        if number % 2:
+            assert (json.loads(message["content"]), calls, choice["finish_reason"]) == ({"city": "Ulm"}, [], "stop")
+        else:
+            call = {"name": "find", "arguments": "{}"}
+            assert (message["content"], calls, choice["finish_reason"]) == (None, [call], "tool_calls")
 
 
 def test_of_several_answers_each_has_its_own(thinker: Thinker) -> None:

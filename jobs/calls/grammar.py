@@ -1,0 +1,114 @@
+"""Answers that are JSON of some form or else the model's own calls of tools, as a grammar in Lark."""
+
+import json
+from collections.abc import Collection, Iterator
+
+from ...engine.structured.structured_outputs import WHITESPACE, StructuredOutputsParams
+from ...engine.text.tokenizer import Tokenizer
+from ..spec.response_format import StructuredOutputs
+from ..spec.sampling import SamplingSpec
+from .formats import CallFormat
+from .parsers import TAG_BEGIN, TAG_END
+
+# What stands in front of calls that are JSON, and behind them, where the tokenizer has it as a special token.
+_MARKS_BEFORE = ("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", TAG_BEGIN)
+_GUIDANCE = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+_OBJECT = {"type": "object", **_GUIDANCE}
+
+
+def json_or_calls(
+    sampling: SamplingSpec, form: CallFormat | None, names: Collection[str], tokenizer: Tokenizer
+) -> SamplingSpec:
+    """The sampling of answers for which JSON is asked and that may call one of the functions `names` instead.
+
+    Of calls it is the form to which they are held, not what their arguments are. The same sampling where the answer
+    is no JSON or has to be a call, and where calls are messages (gpt-oss).
+    """
+    structure = sampling.structure
+    if form is None or structure is None or structure.source.kind != "json_schema":
+        return sampling
+    rules = list(_Calls(form, names, tokenizer).rules())
+    if not rules:
+        return sampling
+    grammar = "\n".join(["start: answer | calls", f"answer: {_answer(structure)}", f"blank: /{WHITESPACE}/", *rules])
+    return sampling.model_copy(
+        update={"response_format": None, "structured_outputs": StructuredOutputs(grammar=grammar)}
+    )
+
+
+def _answer(structure: StructuredOutputsParams) -> str:
+    source = structure.source
+    return _json({**json.loads(source.text), "x-guidance": json.loads(source.options)})
+
+
+class _Calls:
+    """How a model calls functions by itself, in rules of which the first is `calls`."""
+
+    def __init__(self, form: CallFormat, names: Collection[str], tokenizer: Tokenizer) -> None:
+        self._form = form
+        self._names = tuple(names)
+        self._tokenizer = tokenizer
+
+    def rules(self) -> Iterator[str]:
+        """None for calls that are not the model's own, or messages."""
+        match self._form.kind:
+            case "hermes":
+                yield f"calls: {self._repeated('call', 'blank?')}"
+                yield f"call: {_text(TAG_BEGIN)} blank? {self._call('arguments')} blank? {_text(TAG_END)}"
+            case "qwen3_coder":
+                yield from self._tagged(f"{_text('<function=')} name {_text('>')}")
+            case "glm45":
+                yield from self._tagged("name")
+            case "mistral":
+                yield from self._named()
+            case "json":
+                yield from self._as_json()
+
+    def _tagged(self, begin: str) -> Iterator[str]:
+        """Of calls whose arguments are no JSON."""
+        yield f"calls: {self._repeated('call', 'blank?')}"
+        yield f"call: {_text(TAG_BEGIN)} blank? {begin} inside"
+        yield r"inside[lazy]: /(?s:.*<\/tool_call>)/"
+        yield f"name: {self._any_name}"
+
+    def _named(self) -> Iterator[str]:
+        call_id = f"({self._mark('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?"
+        yield f"calls: {self._repeated('call', 'blank?')}"
+        yield f"call: {self._mark('[TOOL_CALLS]')} name {call_id} {self._mark('[ARGS]')}? blank? {_json(_OBJECT)}"
+        yield f"name: {self._any_name}"
+
+    def _as_json(self) -> Iterator[str]:
+        marks = [self._mark(mark) for mark in _MARKS_BEFORE if self._tokenizer.special_token_id(mark) is not None]
+        before = f"({' | '.join(marks)})?" if marks else ""
+        after = "" if self._tokenizer.special_token_id(TAG_END) is None else f"{self._mark(TAG_END)}?"
+        calls = self._repeated("call", '";"? blank?')
+        bodies = self._repeated("body", 'blank? "," blank?')
+        yield f"calls: {before} list {after} | {calls}"
+        yield f'list: "[" blank? {bodies} blank? "]"'
+        yield f"call: {before} blank? body blank? {after}"
+        yield f"body: {self._call('arguments')} | {self._call('parameters')}"
+
+    def _repeated(self, rule: str, between: str) -> str:
+        return rule if self._form.most == 1 else f"{rule} ({between} {rule})*"
+
+    @property
+    def _any_name(self) -> str:
+        return " | ".join(map(_text, self._names))
+
+    def _call(self, arguments: str) -> str:
+        properties = {"name": {"enum": self._names}, arguments: {"type": "object"}}
+        required = {"required": list(properties), "additionalProperties": False}
+        return _json({"type": "object", "properties": properties, **required, **_GUIDANCE})
+
+    def _mark(self, text: str) -> str:
+        token_id = self._tokenizer.special_token_id(text)
+        return _text(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _json(schema: object) -> str:
+    return f"%json {json.dumps(schema)}"
+
+
+def _text(text: str) -> str:
+    # Lark's strings are JSON's.
+    return json.dumps(text)
