@@ -20,7 +20,6 @@ from ..api.openai.reasoning import with_reasoning
 from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.route import refusals
 from ..api.openai.sampling_schemas import SamplingFields
-from ..api.openai.tools import functions_of
 from ..calls.grammar import json_or_calls
 from ..live.prompt import LivePrompts
 from ..planning.rendering import CHAT_ENDING, TEMPLATE_KWARGS
@@ -103,7 +102,7 @@ class RequestReader:
             asked = request.include_reasoning, request.thinking_token_budget, request.begun
             sampling = with_reasoning(sampling, tokenizer, *asked)
             calls = expected_calls(request, tokenizer)
-            sampling = json_or_calls(sampling, calls, functions_of(request.tools or ()), tokenizer)
+            sampling = json_or_calls(sampling, calls, request.callable_functions, tokenizer)
             # Refuses what cannot be beside that.
             sampling.params(0, request.choices)
         return RowSampling(sampling=sampling, choices=request.choices)
@@ -143,7 +142,7 @@ class RequestReader:
         calls = expected_calls(request, self.prompts.tokenizer)
         told = {} if calls is None else {CALL_FORMAT: calls.to_json()}
         if self.prompts.tokenizer.tools_template_has(TOOLS):
-            told[TOOLS] = json.dumps([tool.for_template() for tool in request.tools])
+            told[TOOLS] = json.dumps([tool.for_template() for tool in request.callable_tools])
         return told
 
     def _check_tokens(self, prompt: Sequence[int]) -> None:

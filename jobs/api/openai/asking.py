@@ -24,7 +24,6 @@ from .expected_calls import expected_calls
 from .reasoning import ReasoningParser, with_reasoning
 from .response_schemas import ResponsesRequest, renamed
 from .sampling_schemas import SamplingFields
-from .tools import functions_of
 
 
 @dataclass
@@ -111,12 +110,12 @@ class Asker:
         model = self.models.model(body.model)
         messages = [message.for_template() for message in body.messages]
         calls = expected_calls(body, model.prompts.tokenizer)
-        tools = [tool.for_template() for tool in body.tools or ()]
+        tools = [tool.for_template() for tool in body.callable_tools]
         prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
         sampling = self._sampling(model, prompt, body, model.prompts.context_length)
         thinks = body.include_reasoning, body.thinking_token_budget, body.begun
         sampling = with_reasoning(sampling, model.prompts.tokenizer, *thinks)
-        sampling = json_or_calls(sampling, calls, functions_of(body.tools or ()), model.prompts.tokenizer)
+        sampling = json_or_calls(sampling, calls, body.callable_functions, model.prompts.tokenizer)
         request = self._request(model, prompt, body, sampling)
         asked = self._submit(model, [request], body)
         if request.sampling.reasoning:

@@ -17,7 +17,7 @@ from ..errors import ApiError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
 from .sampling_schemas import SamplingFields
-from .tools import Tool, forced_call, functions_of
+from .tools import AllowedTools, ChatToolChoice, Tool, forced_call, functions_of
 from .vllm_fields import VllmChatFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -157,7 +157,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: ChatTemplateKwargs = None
     tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort = None
 
@@ -177,6 +177,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             raise misfit("top_logprobs", "top_logprobs has no meaning without logprobs: say true for them too")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
+        self._check_allowed_tools()
         if self.forced_call is not None and (self.choices or self.structured_outputs):
             raise misfit("tool_choice", "tool_choice says what the answer is: leave out what else gives it a form")
         if self.continue_final_message and self.add_generation_prompt is not False:
@@ -189,6 +190,12 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             if self.forced_call is not None and getattr(self, name):
                 raise misfit(name, f"{name} cannot be held to beside tool_choice: leave out one of the two")
         return self
+
+    def _check_allowed_tools(self) -> None:
+        if isinstance(choice := self.tool_choice, AllowedTools):
+            names = functions_of(self.tools or ())
+            if unknown := next((name for name in sorted(choice.names) if name not in names), None):
+                raise misfit("tool_choice", f"tool_choice allows {unknown!r}, which is none of the tools")
 
     @property
     def token_limit(self) -> int | None:
@@ -223,18 +230,32 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
         return last.text if is_echoed else ""
 
     @property
+    def callable_tools(self) -> list[Tool]:
+        """Those that the model is shown: of others it would call one."""
+        if not isinstance(choice := self.tool_choice, AllowedTools):
+            return self.tools or []
+        return [tool for tool in self.tools or () if tool.function.name in choice.names]
+
+    @cached_property
+    def callable_functions(self) -> dict[str, dict[str, Any]]:
+        """Those that may be called, each with the schema of its arguments."""
+        return functions_of(self.callable_tools)
+
+    @property
     def calls(self) -> ToolChoice:
         """Which tools are to be called; "none" where there are none."""
-        return (self.tool_choice or "auto") if self.tools else "none"
+        choice = self.tool_choice or "auto"
+        return "none" if not self.tools else choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
 
     @cached_property
     def forced_call(self) -> StructuredOutputs | None:
         """The form of an answer that has to call a tool."""
-        return forced_call(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+        choice = self.calls if isinstance(self.tool_choice, AllowedTools) else self.tool_choice
+        return forced_call(self.callable_functions, choice, self.parallel_tool_calls is not False)
 
     def sampling(self, default_max_tokens: int, default_seed: int, defaults: SamplingDefaults) -> SamplingSpec:
         try:
-            check_form(self.forced_call, functions_of(self.tools or ()), self.tool_choice)
+            check_form(self.forced_call, self.callable_functions, self.calls)
         except ValueError as error:
             # Under the name that the request has it.
             raise ApiError(400, f"tools: {error}", "invalid_value", "tools") from error

@@ -5,7 +5,6 @@ from ....engine.text.tokenizer import Tokenizer
 from ...calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
 from ...spec.tool_choice import NamedTool
 from .chat_schemas import ChatCompletionRequest
-from .tools import functions_of
 
 
 def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFormat | None:
@@ -20,7 +19,7 @@ def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFor
     if body.calls == "required":
         return CallFormat("required")
     most = 1 if body.parallel_tool_calls is False else None
-    form = CallFormat.of_model(tokenizer, functions_of(body.tools or ()), most)
+    form = CallFormat.of_model(tokenizer, body.callable_functions, most)
     if form.needs_bare_text and body.skip_special_tokens is False:
         raise InvalidRequestError(f"skip_special_tokens: {SPECIAL_TOKENS_HIDE_CALLS}", "skip_special_tokens")
     if form.kind == "harmony" and body.thinking_token_budget is not None:

@@ -64,9 +64,21 @@ class NamedFunctionTool(Body):
     type: Literal["function"]
     name: Text
 
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedFunctionTools(Body):
+    """Of the tools, those that may be called now; `mode`: whether one has to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunctionTool], Field(min_length=1)]
+
 
 ResponsesToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunctionTool, expect_choice('{"type": "function", "name": …}')
+    Literal["none", "auto", "required"] | NamedFunctionTool | AllowedFunctionTools,
+    expect_choice('{"type": "function", "name": …} or {"type": "allowed_tools", "mode": …, "tools": […]}'),
 ]
 
 
@@ -156,7 +168,6 @@ class ResponsesRequest(HostedFields):
     def as_chat(self) -> ChatCompletionRequest:
         """The same as a chat. Raises `ApiError` (400), naming the field at fault as it is called here."""
         form = self.text.format if self.text is not None else None
-        named = self.tool_choice if isinstance(self.tool_choice, NamedFunctionTool) else None
         given = {
             "model": self.model,
             "messages": self._messages(),
@@ -167,9 +178,7 @@ class ResponsesRequest(HostedFields):
             "top_logprobs": self.top_logprobs if self.has_logprobs else None,
             "response_format": None if form is None or form.type == "text" else form.for_chat(),
             "tools": None if self.tools is None else [tool.for_chat() for tool in self.tools],
-            "tool_choice": self.tool_choice
-            if named is None
-            else {"type": "function", "function": {"name": named.name}},
+            "tool_choice": self._chat_tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "stream": self.stream,
             "seed": self.seed,
@@ -182,6 +191,16 @@ class ResponsesRequest(HostedFields):
         }
         with renamed():
             return parse_body(ChatCompletionRequest, given)
+
+    def _chat_tool_choice(self) -> Any:
+        match self.tool_choice:
+            case NamedFunctionTool():
+                return self.tool_choice.for_chat()
+            case AllowedFunctionTools(mode=mode, tools=tools):
+                allowed = {"mode": mode, "tools": [tool.for_chat() for tool in tools]}
+                return {"type": "allowed_tools", "allowed_tools": allowed}
+            case choice:
+                return choice
 
     def _messages(self) -> list[dict[str, Any]]:
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]

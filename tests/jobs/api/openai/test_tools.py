@@ -33,6 +33,11 @@ NAMED: Any = {"type": "function", "function": {"name": "route"}}
 OPTIONS: dict[str, Any] = {"model": MODEL.name, "messages": CHAT, "temperature": 0, "max_tokens": 100, "tools": TOOLS}
 
 
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def request(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"model": "m", "messages": CHAT, "tools": TOOLS, **fields})
 
@@ -81,17 +86,44 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
         "has neither <tool_call>": {},
         "none of the tools": {"tool_choice": nobody},
         "tool_choice needs tools": {"tools": [], "tool_choice": "required"},
+        "allows 'nobody', which is none of the tools": {"tool_choice": allowed("required", "close", "nobody")},
+        "allows 'close', which is none of the tools": {"tools": [], "tool_choice": allowed("auto", "close")},
         "what else gives it a form": {"tool_choice": "required", "extra_body": {"guided_choice": ["a", "b"]}},
     }
     for words, options in refusals.items():
         with pytest.raises(BadRequestError, match=words):
             openai_client.chat.completions.create(**OPTIONS | options)
-    for choice in ("sometimes", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}):
+    none_allowed = {"mode": "auto", "tools": []}
+    for choice in ("sometimes", {"type": "allowed_tools", "allowed_tools": none_allowed}, {"type": "allowed_tools"}):
         with pytest.raises(BadRequestError, match="must be 'none', 'auto', 'required' or") as refused:
             openai_client.chat.completions.create(**OPTIONS | {"tool_choice": choice})
         assert refused.value.param == "tool_choice"
     plain = openai_client.chat.completions.create(**OPTIONS | {"tool_choice": "none", "max_tokens": 4})
     assert plain.choices[0].message.tool_calls is None
+
+
+def test_of_the_tools_those_that_are_allowed_are_called(openai_client: OpenAI) -> None:
+    for name in ("route", "close"):
+        options: Any = {**OPTIONS, "parallel_tool_calls": False, "tool_choice": allowed("required", name)}
+        [choice] = openai_client.chat.completions.create(**options).choices
+        assert [call.to_dict()["function"]["name"] for call in choice.message.tool_calls or ()] == [name]
+        assert choice.finish_reason == "tool_calls"
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "close"}]}
+    response = openai_client.responses.create(
+        model=MODEL.name, input="Hello", temperature=0, tools=tools, tool_choice=choice, parallel_tool_calls=False
+    )
+    assert [(item.type, item.name) for item in response.output] == [("function_call", "close")]
+    assert response.tool_choice.to_dict() == choice
+
+
+def test_the_model_is_shown_no_others_than_those_that_are_allowed(tmp_path: Path) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>")
+    tokenizer = Tokenizer.from_pretrained(folder)
+    asked = request(tool_choice=allowed("auto", "close"))
+    assert (asked.calls, [tool.function.name for tool in asked.callable_tools]) == ("auto", ["close"])
+    assert expected_calls(asked, tokenizer) == CallFormat("hermes")
 
 
 def follows(form: StructuredOutputs | None, text: str, tokenizer: Tokenizer) -> bool:
