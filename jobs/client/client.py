@@ -21,6 +21,7 @@ from ...storage.output.address import open_folder
 from ...storage.output.manifest import OutputMode
 from ...storage.output.sinks import DEFAULT_TABLE, SinkSpec
 from ...storage.readers import InputSource, open_input
+from ...storage.readers.tables import ArrowStream, is_table, write_table
 from ...storage.rows.columns import as_text
 from ..broker.celery_app import shard_queue
 from ..errors import SpecError
@@ -47,10 +48,10 @@ from .job import JobTimeoutError as JobTimeoutError
 _OLD_INPUT_SECONDS = 24 * 3600.0
 # Types of pandas, which is not imported for them.
 _LACKING = ("NAType", "NaTType")
-# What rows may be.
-_MAPPINGS = (
-    'mappings such as {"text": "…"}, of a DataFrame those of to_dict("records"), of a table those of to_pylist()'
-)
+# What errors call an input that is no file.
+_GIVEN = "of rows"
+_INPUTS = 'a path, a URL, a DataFrame or another table of Arrow, or rows as mappings such as {"text": "…"}'
+Input = str | Path | InputSource | ArrowStream | Iterable[Mapping[str, Any]]
 # numpy's kinds of types: whether, how many, how much.
 _NUMPY_NUMBERS = tuple("biuf")
 
@@ -62,7 +63,7 @@ class Client(Connections):
 
     def submit(
         self,
-        input: str | Path | InputSource | Iterable[Mapping[str, Any]],
+        input: Input,
         model: str | Path,
         output: str | Path,
         *,
@@ -95,7 +96,8 @@ class Client(Connections):
         """Queue a job over `input`, which writes into `output`: a folder, or a URL that fsspec can write to.
 
         `model`: a folder, a GGUF file, or a Hugging Face id, whose `revision` is a branch (default: main), a tag or a
-        commit. `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
+        commit. `input`: a path or URL (see `open_input`), an open source (`open_sql`), rows as mappings, or a
+        table whose columns keep their types: a DataFrame of pandas or polars, what DuckDB or pyarrow has, a `Dataset`.
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Rows without an answer `within_seconds` expire. The job that was submitted with the same
@@ -144,16 +146,14 @@ class Client(Connections):
             return self.submit_spec(source, spec, output, output_mode, terms=terms)
 
     @contextmanager
-    def _opened(
-        self, input: str | Path | InputSource | Iterable[Mapping[str, Any]], limit: int | None
-    ) -> Iterator[InputSource]:
+    def _opened(self, input: Input, limit: int | None) -> Iterator[InputSource]:
         if isinstance(input, InputSource):
             yield input
         elif isinstance(input, str | Path):
             yield open_input(input, limit)
         else:
             with self.rows_file(input) as path:
-                yield open_input(path, limit, "of rows")
+                yield open_input(path, limit, _GIVEN)
 
     def submit_spec(
         self,
@@ -177,17 +177,23 @@ class Client(Connections):
         return Job(self, producer.submit(source, spec, open_folder(output), mode, job_id, terms))
 
     @contextmanager
-    def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
-        """Rows as a JSONL file, for as long as it takes to submit them. Raises StorageError."""
+    def rows_file(self, rows: Any) -> Iterator[Path]:
+        """Mappings as a JSONL file, a table as Parquet, for as long as it takes to submit them.
+
+        Raises InputError where they are neither, StorageError.
+        """
         folder = self.settings.inputs_folder
-        path = folder / f"{uuid.uuid4().hex}.jsonl"
+        path = folder / f"{uuid.uuid4().hex}.{'parquet' if is_table(rows) else 'jsonl'}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
-        # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
-        write_lines(path, (json.dumps(_plain(each), default=as_text) for each in _mappings(rows)))
         try:
+            if is_table(rows):
+                write_table(path, rows, _GIVEN)
+            else:
+                # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error.
+                write_lines(path, (json.dumps(_plain(each), default=as_text) for each in _mappings(rows)))
             yield path
         finally:
             path.unlink(missing_ok=True)
@@ -322,12 +328,12 @@ def _checked_mode(mode: OutputMode | str) -> OutputMode:
 
 
 def _mappings(rows: Any) -> Iterator[Mapping[Any, Any]]:
-    """Raises `InputError` where they are none, as those of a pandas DataFrame, which are its columns' names."""
-    if not isinstance(rows, Iterable):
-        raise InputError(f"the input is of the type {type(rows).__name__}: give a path, a URL or {_MAPPINGS}")
+    """Raises `InputError` where they are none. The elements of a mapping would be the names of its columns."""
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise InputError(f"the input is of the type {type(rows).__name__}: give {_INPUTS}")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise InputError(f"row {number} of the input is of the type {type(row).__name__}: give {_MAPPINGS}")
+            raise InputError(f"row {number} of the input is of the type {type(row).__name__}: give {_INPUTS}")
         yield row
 
 

@@ -14,7 +14,7 @@ from ..rows.columns import SchemaUnifier, carried_values, changed_type, python_v
 from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
 
-_BATCH_ROWS = 1024
+BATCH_ROWS = 1024
 _FIRST_ROWS = 16
 # Of rows with images, which are hundreds of kilobytes, fewer are read at a time.
 _BATCH_BYTES = 32 * 1024**2
@@ -66,7 +66,7 @@ class Parquet(ArrowSource):
 
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pq.ParquetFile(raw) as parquet:
-            return _without_views(parquet.schema_arrow)
+            return without_views(parquet.schema_arrow)
 
     def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
         # Unbuffered: a file may be one row group, larger than memory.
@@ -87,39 +87,41 @@ class SavedDataset(ArrowSource):
             raise InputError(f"input {folder.name} has no rows: give it at least one")
         super().__init__(folder.name, files, limit)
         for field in self._schema:
-            _expect_storable(folder, field)
+            expect_storable(folder.name, field)
 
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
             # What `datasets` notes about itself there is not ours to hand on.
-            return _without_views(stream.schema.remove_metadata())
+            return without_views(stream.schema.remove_metadata())
 
     def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
         with file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
             for batch in stream:
-                num_rows = _rows_at_a_time(batch.num_rows, batch.nbytes)
+                num_rows = rows_at_a_time(batch.num_rows, batch.nbytes)
                 for start in range(0, batch.num_rows, num_rows):
                     yield batch.slice(start, num_rows)
 
 
-def _expect_storable(folder: Location, field: pa.Field) -> None:
+def expect_storable(name: str, field: pa.Field) -> None:
     """Raises InputError for a type that Parquet has not, which is what rows go on in."""
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
     except pa.ArrowException as error:
         raise InputError(
-            f"input {folder.name}: column {field.name!r} is {field.type}, which Parquet does not know: give it another "
+            f"input {name}: column {field.name!r} is {field.type}, which Parquet does not know: give it another "
             "type, or leave it out"
         ) from error
 
 
-def _without_views(schema: pa.Schema) -> pa.Schema:
+def without_views(schema: pa.Schema) -> pa.Schema:
     """With texts and bytes as plain ones where they are views, of which Arrow cannot take some."""
     fields = [field.with_type(changed_type(field.type, _without_view)) for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
@@ -128,12 +130,12 @@ def _rows_of_group_at_a_time(parquet: pq.ParquetFile, group: int) -> int:
     noted = parquet.metadata.row_group(group)
     first = next(parquet.iter_batches(_FIRST_ROWS, row_groups=[group]), None)
     sizes = [(noted.num_rows, noted.total_byte_size), *([] if first is None else [(first.num_rows, first.nbytes)])]
-    return min(_rows_at_a_time(*size) for size in sizes)
+    return min(rows_at_a_time(*size) for size in sizes)
 
 
-def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
+def rows_at_a_time(num_rows: int, num_bytes: int) -> int:
     """How many of so many rows, which take so many bytes together."""
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, num_bytes)))
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 
 def _values(file: Location, batch: pa.RecordBatch, field: pa.Field) -> list[Any]:

@@ -115,6 +115,20 @@ def test_what_numpy_has_is_as_python_has_it(client, rows, tmp_path):
     assert answer["day"] == "2026-03-04T00:00:00.000000001"
 
 
+def test_a_frame_keeps_its_columns_and_its_job_is_resumed(client, unserved, rows, tmp_path):
+    frame = pd.DataFrame(rows[:3]).assign(at=pd.to_datetime("2026-03-04"), seen=[1, None, 3], label="mine")
+    frame.loc[1, "text"] = float("nan")
+    answers = finish(client.submit(frame, MODEL, tmp_path / "out", **FAST))
+    assert [row["at"] for row in answers] == [*frame["at"]]
+    assert [(row["seen"], row["input_label"]) for row in answers] == [(1, "mine"), (None, "mine"), (3, "mine")]
+    assert [row["error"] is None for row in answers] == [True, False, True]
+    job = unserved.submit(frame, MODEL, tmp_path / "again", **FAST)
+    assert unserved.submit(pa.Table.from_pandas(frame), MODEL, tmp_path / "again", **FAST, mode="resume").id == job.id
+    with pytest.raises(JobMismatchError, match="another input"):
+        unserved.submit(frame[:2], MODEL, tmp_path / "again", **FAST, mode="resume")
+    assert not [*unserved.settings.inputs_folder.iterdir()]
+
+
 class Found(BaseModel):
     kind: Literal["billing", "shipping"]
     sure: bool
@@ -205,10 +219,15 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "^input of rows has no rows: give it at least one$"),
-        ({"input": None}, InputError, "^the input is of the type NoneType: give a path, a URL or mappings"),
-        ({"input": pa.table({"text": ["a"]})}, InputError, r"^the input is of the type Table: .* to_pylist\(\)$"),
-        ({"input": ["late"]}, InputError, "^row 0 of the input is of the type str: give mappings such as"),
-        ({"input": pd.DataFrame({"text": ["late"]})}, InputError, r"of a DataFrame those of to_dict\("),
+        ({"input": None}, InputError, "^the input is of the type NoneType: give a path, a URL, a DataFrame or"),
+        ({"input": {"text": ["a"]}}, InputError, "^the input is of the type dict: give a path, a URL, a DataFrame or"),
+        ({"input": pd.DataFrame({"text": []})}, InputError, "^input of rows has no rows: give it at least one$"),
+        ({"input": pd.Series(["a"])}, InputError, "^input of rows is a column"),
+        (
+            {"input": ["late"]},
+            InputError,
+            "^row 0 of the input is of the type str: give .* or rows as mappings such as",
+        ),
         ({"sink": "mysql://host/name"}, SinkError, "^sink cannot be mysql"),
     ],
     ids=str,
