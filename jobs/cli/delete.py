@@ -10,9 +10,9 @@ import typer
 from ...storage.errors import LedgerError, StorageError, UnknownJob
 from ...storage.ledger.batch_jobs import is_unwritten
 from ..client.client import Client, Job
+from ..client.display import counted
 from ..errors import SpecError
 from ..spec.durations import parse_duration
-from .display import counted
 from .tables import time_text
 from .wording import with_options
 

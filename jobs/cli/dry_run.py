@@ -9,13 +9,13 @@ from ...engine.config import EngineConfig
 from ...storage.database import Database
 from ...storage.errors import LedgerError
 from ...storage.ledger.overview import Overview, Pace
+from ..client.display import counted, duration
 from ..planning.dry_run import Forecast, forecast
 from ..settings import Settings
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
-from .display import counted, duration
 from .job_options import Asked, asked
 from .options import engine_config, watchdog_seconds
 from .signatures import takes

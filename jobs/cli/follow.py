@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
-from ...storage.errors import LedgerUnavailable, StorageError
-from ...storage.ledger.overview import Ahead, Overview
+from ...storage.errors import StorageError
 from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client, Job
+from ..client.display import JobDisplay, Pace, counted
 from ..results.stored_results import first_error, num_readable
-from .display import Pace, RunDisplay, counted, summary
+from .summary import summary
 
 
 def opening(job: Job, progress: Progress) -> str:
@@ -50,18 +50,12 @@ def follow(
 
 def accompany(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> tuple[Pace, Progress]:
     """As `follow`, but for the summary."""
-    pace = Pace(first, client.log_of(job.id))
-    overview = client.ledger.overview
-    with RunDisplay(pace) as display:
+    with JobDisplay(job, first) as display:
         for progress in job.watch():
-            ahead = _ahead(overview, progress)
-            display.show(progress, ahead)
+            display.show(progress)
             if progress.state is JobState.RUNNING:
                 act(progress)
-                if pace.ready_at is None:
-                    _look(pace, is_at_work=ahead is None and job.is_served)
-        pace.end()
-    return pace, progress
+    return display.pace, progress
 
 
 def conclude(
@@ -80,20 +74,6 @@ def _num_gone(client: Client, job: Job, progress: Progress) -> int:
     with suppress(StorageError):
         return progress.rows_done - num_readable(client.ledger, job.record)
     return 0
-
-
-def _look(pace: Pace, is_at_work: bool) -> None:
-    if is_at_work:
-        pace.worker_is_ready()
-    else:
-        pace.waits()
-
-
-def _ahead(overview: Overview, progress: Progress) -> Ahead | None:
-    # What can not be known now is not shown.
-    with suppress(LedgerUnavailable):
-        return overview.ahead_of(progress.job_id)
-    return None
 
 
 def exit_status(progress: Progress) -> int:

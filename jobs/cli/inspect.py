@@ -15,6 +15,7 @@ from ...storage.files import write_lines
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.output.sinks import SinkSpec
+from ..client.display import counted
 from ..open_ledger import open_ledger
 from ..results.json_lines import json_rows, openai_lines
 from ..results.row_index import RowIndex
@@ -22,7 +23,6 @@ from ..results.stored_results import num_readable, sorted_lines
 from ..settings import Settings
 from ..shards.finishing import finish_what_is_left
 from .cost import GpuHourPrice, cost
-from .display import counted
 from .job_names import JobId
 from .json_jobs import json_job
 from .keys import AsJson

@@ -9,8 +9,8 @@ import typer
 
 from ...storage.ledger.overview import Waiting
 from ..client.client import Client
+from ..client.display import duration
 from ..workers.presence import WorkerPresence
-from .display import duration
 from .keys import AsJson
 from .tables import print_table
 

@@ -17,11 +17,11 @@ from ...storage.errors import Argument, StorageError
 from ...storage.ledger.batch_records import BatchRecord, BatchState
 from ...storage.readers.location import Location
 from ..client.client import Client, Job
+from ..client.display import counted
 from ..errors import SpecError
 from ..spec.lora import parse_loras
 from ..spec.precision import Precision
 from .cost import GpuHourPrice
-from .display import counted
 from .follow import accompany, at_first, conclude, exit_status, opening
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..client.client import Client, Job
-from .display import counted
+from ..client.display import counted
 from .job_names import JobId
 
 

@@ -10,12 +10,12 @@ import typer
 from ...engine.checkpoints.hub import model_name
 from ...engine.config import EngineConfig
 from ..client.client import Client
+from ..client.display import counted
 from ..errors import SpecError
 from ..verification import verifying
 from ..verification.receipts import Receipt
 from ..verification.sample import Sample
 from ..verification.verifying import Verification
-from .display import counted
 from .interrupts import termination_as_interrupt
 from .keys import AsJson
 from .model_checks import check_model

@@ -12,7 +12,7 @@ from rich.table import Table
 from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.ledger.records import JobState, Progress
 from ..client.client import Client
-from .display import behind, can_redraw, duration, print_line, rate_of
+from ..client.display import behind, can_redraw, duration, print_line, rate_of
 from .follow import exit_status, follow, opening
 from .job_names import JobIds
 from .tables import print_table

@@ -4,7 +4,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -84,13 +84,25 @@ class Job:
                 raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
             time.sleep(min(pause, left))
 
-    def wait(self, timeout: float | None = None, start_worker: bool = True) -> Progress:
+    def wait(
+        self, timeout: float | None = None, start_worker: bool = True, show_progress: bool | None = None
+    ) -> Progress:
         """Until the job has ended; starts a worker for that time if its queue has none.
 
-        Raises `JobTimeoutError`, or `WorkerFailedError` when the worker can not run.
+        `show_progress`: rows, rate and the time left on standard error, as `headrace run` has them; by default on a
+        terminal and in a notebook. Raises `JobTimeoutError`, or `WorkerFailedError` when the worker can not run.
         """
-        with self.local_worker() as worker:
+        # Here, not above: a fifth of a second to import, which submitting needs not.
+        from .display import JobDisplay, is_looked_at
+
+        with ExitStack() as stack:
+            worker = stack.enter_context(self.local_worker())
+            display = None
+            if is_looked_at() if show_progress is None else show_progress:
+                display = stack.enter_context(JobDisplay(self, self.progress()))
             for progress in self.watch(timeout):
+                if display is not None:
+                    display.show(progress)
                 if start_worker and progress.state is JobState.RUNNING:
                     worker.tick(progress.rows_done)
         return progress

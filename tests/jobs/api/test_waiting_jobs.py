@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.cli import display
-from headrace.jobs.cli.display import Pace, RunDisplay
+from headrace.jobs.client import display
+from headrace.jobs.client.display import Pace, RunDisplay
 from headrace.storage.ledger.ledger import Ledger
 
 from ..running import Result

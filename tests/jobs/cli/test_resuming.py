@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pyarrow.parquet as pq
 
-from headrace.jobs.cli.display import counted
+from headrace.jobs.client.display import counted
 
 from ..running import assert_refused, label_arguments, results
 

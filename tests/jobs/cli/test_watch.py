@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.cli import display
 from headrace.jobs.cli.follow import follow
+from headrace.jobs.client import display
 from headrace.jobs.client.client import Client
 
 from ..running import LABELS, MODEL, Result, environment, started

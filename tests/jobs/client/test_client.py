@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -19,6 +20,7 @@ from sqlalchemy import update
 
 from headrace import Client
 from headrace.engine.errors import ConfigError, ModelError
+from headrace.jobs.client import display
 from headrace.jobs.client import job as job_module
 from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
@@ -385,6 +387,28 @@ def test_a_job_says_that_it_waits_for_a_full_redis(unserved, rows, tmp_path):
         redis.config_set("maxmemory", 0)
     assert told.startswith("Redis is full: make room in it, or raise its maxmemory (")
     assert next(job.watch()).error is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_terminal", "is_shown"),
+    [({}, False, False), ({}, True, True), ({"show_progress": False}, True, False)],
+    ids=["a log", "a terminal", "off"],
+)
+def test_who_waits_at_a_terminal_sees_how_far_a_job_is(
+    client, rows, tmp_path, monkeypatch, capsys, asked, has_terminal, is_shown
+):
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(has_terminal)))
+    monkeypatch.setenv("TERM", "xterm")
+    job = client.submit(rows, MODEL, tmp_path / "out", **FAST)
+    job.wait(SECONDS, start_worker=False, **asked)
+    shown = capsys.readouterr().err
+    assert ("80/80" in shown and "rows/s" in shown) == is_shown == bool(shown)
+
+
+def test_who_asks_for_it_sees_in_a_log_how_far_a_job_is(client, rows, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    client.submit(rows, MODEL, tmp_path / "out", **FAST).wait(SECONDS, start_worker=False, show_progress=True)
+    assert re.match(r"\d+/80 rows  \w", capsys.readouterr().err)
 
 
 def test_waiting_has_an_end(unserved, rows, tmp_path):

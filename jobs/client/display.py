@@ -1,19 +1,22 @@
-"""What `headrace run` shows while it works, and at its end."""
+"""What is shown of a job on its way: by `headrace run` and `watch`, and by `Job.wait`."""
 
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
+from ...storage.errors import LedgerUnavailable
 from ...storage.ledger.overview import Ahead
 from ...storage.ledger.records import JobState, Progress
-from .cost import cost
+
+if TYPE_CHECKING:
+    from .job import Job
 
 _PLAIN_LINE_SECONDS = 5.0
 # Most models are loaded by then.
@@ -88,12 +91,17 @@ def _tokens(progress: Progress) -> int:
 
 
 class RunDisplay:
-    """A live bar on a terminal, a line every few seconds elsewhere; on standard error, which stays clear of results."""
+    """A live bar on a terminal, a line in a notebook, one every few seconds elsewhere.
+
+    On standard error, which stays clear of results.
+    """
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._printed_at = time.monotonic()
         console = Console(stderr=True)
+        # rich's own needs widgets there.
+        self._line = _OneLine() if console.is_jupyter else None
         self._bar: ProgressBar | None = None
         self._task = TaskID(0)
         if can_redraw(console):
@@ -115,15 +123,20 @@ class RunDisplay:
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._line is not None:
+            self._line.end()
 
     def show(self, progress: Progress, ahead: Ahead | None = None) -> None:
         """`ahead`: the job that this one waits for."""
         figures = self._figures(progress, ahead)
+        line = f"{progress.rows_done:,}/{progress.rows_total:,} rows  {figures}"
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.rows_done, figures=figures)
+        elif self._line is not None:
+            self._line.show(line)
         elif time.monotonic() - self._printed_at > _PLAIN_LINE_SECONDS:
             self._printed_at = time.monotonic()
-            print_line(f"{progress.rows_done:,}/{progress.rows_total:,} rows  {figures}")
+            print_line(line)
 
     def _figures(self, progress: Progress, ahead: Ahead | None) -> str:
         pace = self._pace
@@ -134,6 +147,8 @@ class RunDisplay:
             return f"waiting: {progress.error}"
         if ahead is not None:
             return f"waiting {behind(ahead)}"
+        if pace.ready_at is None and progress.state.has_ended:
+            return str(progress.state)
         if pace.ready_at is None:
             return f"waiting for a worker{self._where_it_says_why()}"
         if not pace.rows_ended(progress):
@@ -151,6 +166,62 @@ class RunDisplay:
         if pace.seconds < _LONG_SECONDS or pace.log is None or not pace.log.exists():
             return ""
         return f", for {duration(pace.seconds)}: what it is at is in {pace.log}"
+
+
+class _OneLine:
+    """A line of standard error that is written anew in its place."""
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def show(self, line: str) -> None:
+        # Of a longer one before, the end would stay.
+        with suppress(OSError):
+            print(f"\r{line.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+        self._length = len(line)
+
+    def end(self) -> None:
+        print_line("")
+
+
+def is_looked_at() -> bool:
+    """Whether standard error is where a line can be shown anew."""
+    console = Console(stderr=True)
+    return can_redraw(console) or console.is_jupyter
+
+
+class JobDisplay:
+    """A job's way to its end. A context manager, for whoever goes through `Job.watch`."""
+
+    def __init__(self, job: "Job", first: Progress) -> None:
+        """What was done at `first` is from before."""
+        self.pace = Pace(first, job.client.log_of(job.id))
+        self._job = job
+        self._display = RunDisplay(self.pace)
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._display.__exit__(*exc_info)
+
+    def show(self, progress: Progress) -> None:
+        ahead = self._ahead()
+        if progress.state is JobState.RUNNING and self.pace.ready_at is None:
+            if ahead is None and self._job.is_served:
+                self.pace.worker_is_ready()
+            else:
+                self.pace.waits()
+        elif progress.state.has_ended:
+            self.pace.end()
+        self._display.show(progress, ahead)
+
+    def _ahead(self) -> Ahead | None:
+        # What can not be known now is not shown.
+        with suppress(LedgerUnavailable):
+            return self._job.client.ledger.overview.ahead_of(self._job.id)
+        return None
 
 
 def rate_of(rows_per_second: float, decimals: int = 0) -> str:
@@ -181,51 +252,6 @@ def can_redraw(console: Console) -> bool:
 def counted(count: int, noun: str) -> str:
     """A count with its noun in the right number."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float | None = None) -> str:
-    """The last lines of a run, for standard output. Of a job that had ended before that nothing was timed."""
-    return "\n".join(
-        [
-            f"job         {progress.job_id} {progress.state}",
-            f"rows        {progress.rows_done:,} of {progress.rows_total:,}: {_origins(pace.first, progress)}, "
-            f"{progress.rows_failed:,} failed",
-            *([f"truncated   {_truncated(progress)}"] if progress.rows_truncated else []),
-            *([] if pace.first.state.has_ended else _speeds(pace, progress)),
-            *([f"cost        {_cost(gpu_hour_price, pace, progress)}"] if gpu_hour_price is not None else []),
-            f"output      {output}",
-        ]
-    )
-
-
-def _speeds(pace: Pace, progress: Progress) -> list[str]:
-    return [
-        f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
-        f"rate        {rate_of(pace.rows_per_second(progress), decimals=1)} rows/s, "
-        f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
-        f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
-    ]
-
-
-def _cost(price: float, pace: Pace, now: Progress) -> str:
-    """Of what this run has done, from the moment a worker was ready."""
-    first = pace.first
-    prompt, completion = now.prompt_tokens - first.prompt_tokens, now.completion_tokens - first.completion_tokens
-    return cost(price, pace.working_seconds, prompt, completion)
-
-
-def _truncated(progress: Progress) -> str:
-    answers = counted(progress.rows_truncated, "answer")
-    return f"{answers} ended at max_tokens, or with the context (finish_reason 'length')"
-
-
-def _origins(first: Progress, now: Progress) -> str:
-    """Where the answers of a run come from; rows that failed are none of them."""
-    kept = first.rows_done - first.rows_failed
-    from_cache = now.rows_from_cache - first.rows_from_cache
-    generated = now.rows_done - now.rows_failed - kept - from_cache
-    cached = f"{from_cache:,} from the result cache, " if from_cache else ""
-    return f"{generated:,} generated, {cached}{kept:,} kept from before"
 
 
 def duration(seconds: float) -> str:

@@ -1,12 +1,13 @@
-"""What `headrace run` shows on the way, by what it writes to."""
+"""What is shown of a job on its way, by what it is written to."""
 
 import time
 from dataclasses import replace
 
 import pytest
 
-from headrace.jobs.cli import display
-from headrace.jobs.cli.display import Pace, RunDisplay, summary
+from headrace.jobs.cli.summary import summary
+from headrace.jobs.client import display
+from headrace.jobs.client.display import Pace, RunDisplay, is_looked_at
 from headrace.storage.ledger.records import JobState, Progress
 
 
@@ -36,6 +37,17 @@ def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, capsys, term, has
     with RunDisplay(Pace(progress(0))) as shown:
         shown.show(progress(5))
     assert ("5/10 rows  waiting for a worker\n" in capsys.readouterr().err) == has_lines
+
+
+def test_a_notebook_gets_one_line(monkeypatch, capsys):
+    notebook = type("ZMQInteractiveShell", (), {"__module__": "ipykernel.zmqshell"})()
+    monkeypatch.setattr("builtins.get_ipython", lambda: notebook, raising=False)
+    assert is_looked_at()
+    with RunDisplay(Pace(progress(0))) as shown:
+        shown.show(progress(5))
+        shown.show(replace(progress(10), state=JobState.COMPLETED))
+    longer, shorter = "5/10 rows  waiting for a worker", "10/10 rows  completed"
+    assert capsys.readouterr().err == f"\r{longer}\r{shorter.ljust(len(longer))}\n"
 
 
 def test_a_run_goes_on_though_its_log_takes_nothing(monkeypatch):
