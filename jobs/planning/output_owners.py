@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from ...storage.errors import JobEnded, LedgerError, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
+from ...storage.errors import Argument, JobEnded, LedgerError, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import JobRecord, JobState, ShardState
 from ...storage.output.address import is_same_folder, open_folder
@@ -22,7 +22,8 @@ from ..shards.finishing import remove_strays
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 
-_OVERWRITE = OutputMode.OVERWRITE.argument
+_OVERWRITE, _CACHE = OutputMode.OVERWRITE.argument, Argument("cache")
+_LIMIT = "another limit"
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,14 @@ class OutputOwners:
                 ) from error
             job = None
         if manifest.fingerprint != fingerprint:
+            other = difference(job, spec)
+            # A pilot, as it were.
+            hint = ("; with ", _CACHE, " a job takes the answers of earlier ones that had it too") * (other == _LIMIT)
             raise JobMismatchError(
-                f"output folder {output} belongs to a job with {difference(job, spec)}: "
+                f"output folder {output} belongs to a job with {other}: "
                 "resume with the same input and options, or pass ",
                 _OVERWRITE,
+                *hint,
             )
         if job is not None:
             if not is_same_folder(job.output_dir, str(output)):
