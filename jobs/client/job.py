@@ -167,6 +167,9 @@ class Job:
         return is_deleted
 
     def results(self) -> pa.Table:
-        """All rows committed so far, in the input's order."""
+        """All rows committed so far, in the input's order.
+
+        Raises `PartMissing` where some were removed since, as by a job that has replaced this one's data set.
+        """
         finish_what_is_left(self.client.ledger, self.client.ledger.job(self.id))
         return read_results(self.client.ledger, self.record)

@@ -20,8 +20,8 @@ _BATCH_ROWS = 2048
 
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
-    """All rows of a job committed so far, in the input's order. Raises PartDamaged."""
-    tables = list(committed_parts(ledger, job).tables())
+    """All rows of a job committed so far, in the input's order. Raises PartDamaged, PartMissing."""
+    tables = list(committed_parts(ledger, job, may_miss=False).tables())
     return pa.concat_tables(tables).sort_by("row") if tables else pa.table({})
 
 

@@ -28,7 +28,7 @@ from headrace.jobs.outside.webhooks import optional_webhook
 from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import SettingsError
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
-from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, StorageError, UnknownJob
+from headrace.storage.errors import InputError, OutputNotEmpty, PartMissing, SinkError, StorageError, UnknownJob
 from headrace.storage.ledger.ledger import Ledger
 from headrace.storage.ledger.records import JobState, ShardRecord, WebhookState
 from headrace.storage.ledger.tables import jobs
@@ -338,6 +338,14 @@ def test_a_job_that_is_overwritten_is_cancelled_and_writes_no_more(client, rows,
 
     # The manifest is written once more after the end.
     wait_until(is_tidy, "nothing else is left")
+
+
+def test_rows_that_were_removed_since_are_not_left_out_in_silence(client, rows, tmp_path):
+    job = client.submit(rows[:3], MODEL, tmp_path / "out", **FAST)
+    finish(job)
+    finish(client.submit(rows[:3], MODEL, tmp_path / "out", mode="overwrite", **FAST))
+    with pytest.raises(PartMissing, match=f"^part {tmp_path}/out/part-.* is gone: it was removed$"):
+        job.results()
 
 
 def test_a_cancelled_job_is_not_resumed(unserved, rows, tmp_path):
