@@ -142,6 +142,7 @@ def test_whatever_the_package_offers_is_there():
     for name in headrace.__all__:
         value = getattr(headrace, name)
         assert name == "__version__" or value.__name__ == name
+    assert {*headrace.__all__} <= {*dir(headrace)}
 
 
 def test_engine_and_kernels_import_where_nothing_of_the_queue_is_installed():

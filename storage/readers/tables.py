@@ -42,7 +42,10 @@ def write_table(path: Path, rows: Any, name: str) -> None:
 
 def _is_dataset(rows: Any) -> bool:
     """Whether it is one of Hugging Face's `datasets`, which have a way of their own."""
-    return hasattr(rows, "with_format") and getattr(rows, "features", None) is not None
+    if not hasattr(rows, "with_format") or getattr(rows, "features", None) is None:
+        return False
+    # What its rows are transformed by would be left out.
+    return getattr(rows, "format", {}).get("type") != "custom"
 
 
 def _reader(rows: Any, name: str) -> pa.RecordBatchReader:

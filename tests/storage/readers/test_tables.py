@@ -59,6 +59,11 @@ def test_rows_of_a_table(make, values, tmp_path):
     assert [row["text"] for row in read(make(), tmp_path)] == values
 
 
+def test_what_a_data_set_makes_of_its_rows_is_no_table():
+    assert not is_table(dataset().with_transform(lambda rows: {"text": [text.upper() for text in rows["text"]]}))
+    assert not is_table(dataset().to_iterable_dataset().map(lambda row: {"more": row["text"]}))
+
+
 def test_columns_keep_their_types(tmp_path):
     frame = pd.DataFrame({"at": pd.to_datetime(["2026-03-04T00:00:00.000000001"]), "n": [2**60], "raw": [b"\xff"]})
     frame = frame.assign(kind=pd.Categorical(["x"]), tags=[["a"]], few=pd.array([None], dtype="Int8"))
