@@ -14,15 +14,22 @@ from ...storage.ledger.records import JobRecord, PartRecord
 from ...storage.output.address import open_folder
 from ...storage.output.part_groups import PartGroups
 from ...storage.rows.external_sort import ExternalSorter
+from ..shards.part_schema import part_schema
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 
 _SORT_MEMORY_BYTES = 256 * 1024**2
 _BATCH_ROWS = 2048
 
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
-    """All rows of a job committed so far, in the input's order. Raises PartDamaged, PartMissing."""
-    tables = list(committed_parts(ledger, job, may_miss=False).tables())
-    return pa.concat_tables(tables).sort_by("row") if tables else pa.table({})
+    """All rows of a job committed so far, in the input's order. Raises PartDamaged, PartMissing.
+
+    While there are none the answer's columns are there, without the input's.
+    """
+    if tables := list(committed_parts(ledger, job, may_miss=False).tables()):
+        return pa.concat_tables(tables).sort_by("row")
+    return part_schema(read_stored(JobSpec, job.spec), []).empty_table()
 
 
 @contextmanager

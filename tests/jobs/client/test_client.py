@@ -340,6 +340,11 @@ def test_a_job_that_is_overwritten_is_cancelled_and_writes_no_more(client, rows,
     wait_until(is_tidy, "nothing else is left")
 
 
+def test_results_have_their_columns_before_there_is_a_row(unserved, rows, tmp_path):
+    table = unserved.submit(rows, MODEL, tmp_path / "out", **FAST).results()
+    assert (table.num_rows, table["label"].type, table["error"].type) == (0, pa.string(), pa.string())
+
+
 def test_rows_that_were_removed_since_are_not_left_out_in_silence(client, rows, tmp_path):
     job = client.submit(rows[:3], MODEL, tmp_path / "out", **FAST)
     finish(job)
