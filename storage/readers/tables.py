@@ -60,7 +60,9 @@ def _reader(rows: Any, name: str) -> pa.RecordBatchReader:
     # pandas makes its columns Arrow's here, and raises what its libraries do.
     except (pa.ArrowException, TypeError, ValueError) as error:
         problem = " ".join("; ".join(map(str, error.args)).split())
-        raise InputError(f"input {name} cannot be read: {problem}") from error
+        is_mixed = isinstance(error, pa.ArrowException) and hasattr(rows, "to_dict")
+        hint = ': give it one type, or its rows as to_dict("records"), which may mix them' if is_mixed else ""
+        raise InputError(f"input {name} cannot be read: {problem}{hint}") from error
 
 
 def _groups(reader: pa.RecordBatchReader, schema: pa.Schema, name: str) -> Iterator[pa.Table]:
