@@ -82,4 +82,12 @@ def _groups(reader: pa.RecordBatchReader, schema: pa.Schema, name: str) -> Itera
 def _pieces(reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.Table]:
     for batch in reader:
         for start in range(0, batch.num_rows, BATCH_ROWS):
-            yield pa.Table.from_batches([batch.slice(start, BATCH_ROWS)]).cast(schema)
+            table = pa.Table.from_batches([batch.slice(start, BATCH_ROWS)]).cast(schema)
+            yield pa.table([_compact(column) for column in table.columns], schema=schema)
+
+
+def _compact(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With the categories that it has itself: Parquet would write all there are beside each group of rows."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return column.cast(column.type.value_type).dictionary_encode().cast(column.type)

@@ -94,6 +94,13 @@ def test_a_table_is_written_a_little_at_a_time(tmp_path):
     assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 800
 
 
+def test_many_categories_are_written_once(tmp_path):
+    names = [f"a category of the number {number}" for number in range(10_000)]
+    write_table(tmp_path / "rows.parquet", pd.DataFrame({"text": pd.Categorical(names)}), "of rows")
+    assert [row.values["text"] for row in open_input(tmp_path / "rows.parquet")] == names
+    assert (tmp_path / "rows.parquet").stat().st_size < sum(map(len, names))
+
+
 def broken() -> Iterator[pa.RecordBatch]:
     yield pa.record_batch([pa.array(["a"]), pa.array([1])], SCHEMA)
     raise OSError("the network is away")
