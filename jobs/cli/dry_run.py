@@ -18,6 +18,7 @@ from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
 from .job_options import Asked, asked
 from .options import engine_config, watchdog_seconds
+from .reading import shown_reading
 from .signatures import takes
 from .target_options import PossibleOutput, Target, target
 
@@ -40,7 +41,11 @@ def dry_run(
     """
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
-    with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder,
+        asked.open_source(Path(folder)) as source,
+        shown_reading(source),
+    ):
         found = forecast(source, asked.spec, settings.shard_rows, Path(folder), engine)
     pace = _pace(settings, found.queue)
     for name, value in described(found, asked.spec, pace, gpu_hour_price):

@@ -20,6 +20,7 @@ from .interrupts import termination_as_interrupt
 from .job_options import Asked, asked
 from .model_checks import check_model
 from .options import engine_config, watchdog_seconds, worker_options
+from .reading import shown_reading
 from .signatures import takes
 from .target_options import Target, target
 
@@ -77,7 +78,7 @@ def _known(client: Client, target: Target) -> Progress | None:
 
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:
     _hint_at_sampling(asked.spec)
-    with asked.open_source(client.settings.inputs_folder) as source:
+    with asked.open_source(client.settings.inputs_folder) as source, shown_reading(source):
         return client.submit_spec(source, asked.spec, target.output, target.mode, terms=target.terms)
 
 

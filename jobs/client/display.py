@@ -101,7 +101,7 @@ class RunDisplay:
         self._printed_at = time.monotonic()
         console = Console(stderr=True)
         # rich's own needs widgets there.
-        self._line = _OneLine() if console.is_jupyter else None
+        self._line = OneLine() if console.is_jupyter else None
         self._bar: ProgressBar | None = None
         self._task = TaskID(0)
         if can_redraw(console):
@@ -168,7 +168,7 @@ class RunDisplay:
         return f", for {duration(pace.seconds)}: what it is at is in {pace.log}"
 
 
-class _OneLine:
+class OneLine:
     """A line of standard error that is written anew in its place."""
 
     def __init__(self) -> None:

@@ -32,7 +32,8 @@ class InputRow(NamedTuple):
 class InputSource(ABC):
     """An input that can be read any number of times, each time from the start and a little at a time.
 
-    `name` is what the user calls it. Iteration raises InputError when the input cannot be read on.
+    `name` is what the user calls it; `num_read`: how many rows the last iteration has given so far. Iteration raises
+    InputError when the input cannot be read on.
     """
 
     # Whether every row has the columns of `columns`, so that another one can be refused before any work.
@@ -42,6 +43,7 @@ class InputSource(ABC):
 
     def __init__(self, name: str, limit: int | None) -> None:
         self.name = name
+        self.num_read = 0
         self._limit = limit
         self._columns: dict[str, None] = {}
 
@@ -61,7 +63,9 @@ class InputSource(ABC):
 
     def __iter__(self) -> Iterator[InputRow]:
         with readable(self.name):
-            yield from islice(self._rows(), self._limit)
+            for number, row in enumerate(islice(self._rows(), self._limit), 1):
+                self.num_read = number
+                yield row
 
     @abstractmethod
     def fingerprint(self) -> str:
