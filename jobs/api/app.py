@@ -65,10 +65,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with LiveAnswers.opened(client, live, app.state.metrics.latencies) as app.state.live:
-            with live, limits, row_watch:
-                async with beside(app):
-                    yield
+        # Closed in this order: what is still called off at the end goes through `live`.
+        with live, limits, row_watch:
+            answers = LiveAnswers.opened(client, live, app.state.metrics.latencies)
+            async with answers as app.state.live, beside(app):
+                yield
 
     app = FastAPI(
         title="Headrace",

@@ -8,11 +8,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi.testclient import TestClient
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from headrace.jobs.api.app import create_app
+from headrace.jobs.api.models import ServedModels
 from headrace.jobs.broker.celery_app import live_queue, shard_queue
 from headrace.jobs.client.client import Client
+from headrace.jobs.live.asking import new_request
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -65,3 +69,12 @@ def test_open_answers_are_told(client: Client, server: InProcessServer, wait_unt
     assert waiting[0].status_code == 503
     assert waiting[0].json()["error"]["code"] == "server_stops"
     assert waiting[0].headers["Retry-After"]
+
+
+def test_what_is_called_off_last_is_so_before_its_connections_close(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(client, ServedModels.of([str(MODEL)]))
+    with TestClient(app):
+        app.state.live.cancel([new_request("x", MODEL) for _ in range(2000)])
+    assert [record.getMessage() for record in caplog.records] == []
