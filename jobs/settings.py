@@ -50,6 +50,14 @@ def _with_a_port(url: str) -> str:
     return url
 
 
+def _with_one_at(url: str) -> str:
+    """Or with none: what follows the first is taken for the host, and shown, be it the rest of a password."""
+    scheme, _, address = url.partition("://")
+    if scheme != "sqlite" and address.partition("?")[0].count("@") > 1:
+        raise ValueError("cannot be read: in its password write %40 for @ and %25 for %")
+    return url
+
+
 def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
@@ -75,7 +83,7 @@ def _have_no_user(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 UrlPrefixes = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_have_schemes)]
 RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix"), AfterValidator(_with_a_port)]
-DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql")]
+DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql"), AfterValidator(_with_one_at)]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)]
 
 

@@ -158,10 +158,22 @@ def test_a_mistake_is_one_line_that_names_it(name, value, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_refused_url_does_not_show_its_password():
-    with pytest.raises(SettingsError, match=r"^HEADRACE_DATABASE_URL: should start with sqlite://") as caught:
-        read(HEADRACE_DATABASE_URL="mysql://user:secret@db/headrace")
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("mysql://user:secret@db/headrace", "should start with sqlite://"),
+        ("postgresql://user:half@secret@db/headrace", "cannot be read: in its password write %40 for @"),
+    ],
+)
+def test_a_refused_url_does_not_show_its_password(url, problem):
+    with pytest.raises(SettingsError, match=f"^HEADRACE_DATABASE_URL: {problem}") as caught:
+        read(HEADRACE_DATABASE_URL=url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me@db/jobs?options=a@b@c", "sqlite:////data/me@home@work/headrace.db"])
+def test_an_at_may_stand_elsewhere_in_a_database_url(url):
+    assert read(HEADRACE_DATABASE_URL=url).database_url == url
 
 
 def test_another_process_can_be_given_the_same():
