@@ -205,12 +205,9 @@ class TestCompose:
         assert service["restart"] == "unless-stopped"
 
     @pytest.mark.parametrize("name", ["api", "worker"])
-    def test_ours_wait_for_healthy_servers(self, name):
-        needs = self.services[name]["depends_on"]
-        assert {other: need["condition"] for other, need in needs.items()} == {
-            "redis": "service_healthy",
-            "postgres": "service_healthy",
-        }
+    def test_ours_wait_for_healthy_servers_and_stay_while_those_restart(self, name):
+        healthy = {"condition": "service_healthy"}
+        assert self.services[name]["depends_on"] == {"redis": healthy, "postgres": healthy}
 
     @pytest.mark.parametrize("name", ["api", "worker"])
     def test_our_commands_know_their_options(self, name):
@@ -231,13 +228,26 @@ class TestCompose:
         assert ports == set(" ".join(re.findall(r"^EXPOSE (.*)$", image, re.M)).split())
 
     def test_named_volumes_are_declared(self):
-        mounts = [mount.split(":")[0] for service in self.services.values() for mount in service["volumes"]]
-        named = {source for source in mounts if source.isidentifier()}
-        assert named == set(self.compose["volumes"])
+        mounts = [mount for service in self.services.values() for mount in service["volumes"] if isinstance(mount, str)]
+        assert {mount.partition(":")[0] for mount in mounts} == set(self.compose["volumes"])
 
     def test_the_worker_reserves_a_gpu(self):
         (device,) = self.services["worker"]["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
+
+    def test_without_a_gpu_only_the_build_and_the_reservation_differ(self):
+        text = (ROOT / "compose.cpu.yaml").read_text()
+        assert text.count("deploy: !reset null") == 1
+        services = yaml.safe_load(text.replace("!reset null", "null"))["services"]
+        build = services["api"]["build"]
+        assert services == {"api": {"build": build}, "worker": {"build": build, "deploy": None}}
+        ours, theirs = build["args"], self.services["api"]["build"]["args"]
+        assert set(ours) == set(theirs)
+        assert interpolated(ours["EXTRAS"]) == interpolated(theirs["EXTRAS"]).replace("gpu,", "")
+
+    def test_a_password_may_have_any_character(self):
+        environment = self.services["worker"]["environment"]
+        assert {name for name, text in environment.items() if "POSTGRES_PASSWORD" in text} == {"PGPASSWORD"}
 
     def test_our_settings_are_known(self):
         from headrace.jobs.settings import Settings
