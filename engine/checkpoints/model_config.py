@@ -80,14 +80,9 @@ def _without_idle_windows(config: ModelShape) -> ModelShape:
 
 def _check(config: ModelShape) -> None:
     """Refuse numbers that cannot be, or contradict each other."""
-    for name in _SIZES:
-        if (size := getattr(config, name)) < 1:
-            raise ModelError(f"{name} must be at least 1, not {size}")
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ModelError(
-            f"num_attention_heads {config.num_attention_heads} is no multiple of num_key_value_heads "
-            f"{config.num_key_value_heads}"
-        )
+    _check_sizes(config)
+    for index in range(config.num_hidden_layers if config.layers else 0):
+        _check_sizes(config.of_layer(index))
     if (linear := config.linear_attention) is not None:
         _check_linear(linear)
     if (latent := config.latent_attention) is not None:
@@ -103,6 +98,17 @@ def _check(config: ModelShape) -> None:
                 f"short_factor and long_factor have {lengths[0]} and {lengths[1]} entries where there are {expected} "
                 "frequencies"
             )
+
+
+def _check_sizes(config: ModelShape) -> None:
+    for name in _SIZES:
+        if (size := getattr(config, name)) < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelError(
+            f"num_attention_heads {config.num_attention_heads} is no multiple of num_key_value_heads "
+            f"{config.num_key_value_heads}"
+        )
 
 
 def _check_experts(moe: MoeConfig) -> None:

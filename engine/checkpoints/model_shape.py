@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from .quantization_config import QuantizationConfig
 from .rope_config import RopeConfig
@@ -158,6 +158,23 @@ class LatentAttentionConfig:
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """What a layer has of its own, of a model whose layers are not all alike: see the fields of `ModelShape`."""
+
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    keys_are_values: bool = False
+
+
+class KVHeads(NamedTuple):
+    """What a token has in a layer's cache: so many heads of so many numbers, as a key and as a value."""
+
+    number: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class QueryGrowth:
     """Queries grow with the position: times 1 + beta · ln(1 + ⌊position / period⌋) (as in Llama 4)."""
 
@@ -185,11 +202,12 @@ class ModelShape:
 
     `decoder_layer` says how a layer's norms stand, as the families do that had it first; the fields from `qkv_bias`
     on are what families add to a plain Llama. `num_key_value_heads` and `head_dim` are those of the keys in the cache:
-    with `latent_attention` it is one, a latent with the rotated key behind it.
+    with `latent_attention` it is one, a latent with the rotated key behind it. Where layers differ, `layers` has their
+    sizes, one entry a layer; see `of_layer`.
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma", "falcon", "olmo", "parallel", "gpt-oss"]
+    decoder_layer: Literal["llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -233,6 +251,8 @@ class ModelShape:
     # What is added to the weights of norms.
     norm_offset: float = 0.0
     query_growth: QueryGrowth | None = None
+    # Values are what keys are made of, before these are normed and rotated.
+    keys_are_values: bool = False
     # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
     has_output_gate: bool = False
     linear_attention: LinearAttentionConfig | None = None
@@ -249,6 +269,7 @@ class ModelShape:
     mrope_axes: tuple[int, ...] = ()
     # Which of the checkpoint's weights are quantised, and how.
     quantization: QuantizationConfig | None = None
+    layers: tuple[LayerSizes, ...] = ()
     # Which of the layers these are, where other processes have the others.
     stage: Stage = WHOLE_MODEL
 
@@ -262,8 +283,29 @@ class ModelShape:
         """How many numbers of a row of the cache a head's values have: all of them, or the latent's."""
         return self.head_dim if self.latent_attention is None else self.latent_attention.rank
 
+    def of_layer(self, index: int) -> Self:
+        """A model all of whose layers have this one's sizes; where layers differ, their heads are rotated whole."""
+        if not self.layers:
+            return self
+        sizes = self.layers[index]
+        return replace(self, layers=(), rotary_dim=sizes.head_dim, **vars(sizes))
+
     @property
-    def num_kv_layers(self) -> int:
-        """How many of the layers have keys and values."""
-        linear = self.linear_attention
-        return self.num_hidden_layers - (sum(linear.layers) if linear is not None else 0)
+    def kv_places(self) -> list[tuple[int, int] | None]:
+        """Where each layer's keys and values are: in which group's caches, and in which of these; None: nowhere."""
+        places = {
+            layer: (group, index)
+            for group, layers in enumerate(self.kv_groups.values())
+            for index, layer in enumerate(layers)
+        }
+        return [places.get(layer) for layer in range(self.num_hidden_layers)]
+
+    @property
+    def kv_groups(self) -> dict[KVHeads, list[int]]:
+        """The layers that have keys and values, by what a token has in their caches."""
+        groups: dict[KVHeads, list[int]] = {}
+        for index in range(self.num_hidden_layers):
+            if self.linear_attention is None or not self.linear_attention.layers[index]:
+                layer = self.of_layer(index)
+                groups.setdefault(KVHeads(layer.num_key_value_heads, layer.head_dim), []).append(index)
+        return groups

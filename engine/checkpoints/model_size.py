@@ -63,7 +63,8 @@ class Projection:
 
 def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
     """Bytes that a token's keys and values, or latents, take over all layers."""
-    return model.num_kv_rows * model.num_kv_layers * model.num_key_value_heads * model.head_dim * item_bytes
+    numbers = sum(heads.number * heads.head_dim * len(layers) for heads, layers in model.kv_groups.items())
+    return model.num_kv_rows * numbers * item_bytes
 
 
 def state_bytes(model: ModelConfig, item_bytes: int) -> int:
@@ -122,11 +123,11 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     elif model.latent_attention is not None:
         yield from _latent_attention(model, model.latent_attention, f"{prefix}.self_attn")
     else:
-        yield from _attention(model, f"{prefix}.self_attn")
+        yield from _attention(model.of_layer(index), f"{prefix}.self_attn")
     if model.moe is not None and model.moe.sparse_layers[index]:
         yield from _mixture(model.moe, f"{prefix}.{model.moe.names.mixture}", hidden)
     else:
-        names, inner = model.names.mlp, model.intermediate_size
+        names, inner = model.names.mlp, model.of_layer(index).intermediate_size
         parts = f"{prefix}.{names.module}"
         yield from _mlp(names, parts, hidden, inner, has_bias=model.mlp_bias, is_gated=model.is_gated)
 
@@ -137,7 +138,8 @@ def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
     if model.has_fused_qkv:
         yield Projection(f"{prefix}.qkv_proj", queries + 2 * keys, model.hidden_size, model.qkv_bias)
     else:
-        for name, size in (("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys)):
+        names = [("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys)]
+        for name, size in names[:-1] if model.keys_are_values else names:
             yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.qkv_bias)
     yield Projection(f"{prefix}.o_proj", model.hidden_size, queries, model.output_bias)
 
@@ -213,12 +215,15 @@ def _num_norm_weights(model: ModelConfig) -> int:
         around = 2 if model.falcon.mlp_norm else 1
     norms = model.num_hidden_layers * around + model.stage.is_last
     num_heads = model.num_attention_heads + model.num_key_value_heads if model.qk_norm == "all" else 2
-    in_layer = num_heads * model.head_dim if model.qk_norm else 0
+    of_heads = sum(num_heads * heads.head_dim * len(layers) for heads, layers in model.kv_groups.items())
+    # An activation that is learnt has a few numbers too.
+    in_layer = 4 if model.activation == "xielu" else 0
     if (latent := model.latent_attention) is not None:
         in_layer += latent.rank + (latent.query_rank or 0)
-    # An activation that is learnt has a few numbers too.
-    in_layer += 4 if model.activation == "xielu" else 0
-    return norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_kv_layers * in_layer
+    total = norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_hidden_layers * in_layer
+    # Gemma 4's layers have a number for all of a layer.
+    total += model.num_hidden_layers if model.decoder_layer == "gemma4" else 0
+    return total + (of_heads if model.qk_norm else 0)
 
 
 def _num_sinks(model: ModelConfig) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from ..errors import ModelError
 
 # Of "none" nothing turns, and no config says so by this name.
-RopeType = Literal["default", "none", "linear", "llama3", "yarn", "longrope"]
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn", "longrope")
+RopeType = Literal["default", "none", "linear", "llama3", "yarn", "longrope", "proportional"]
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class RopeConfig:
     # longrope: one number a frequency, for contexts up to the original one and beyond it
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    # proportional: of the frequencies, the fastest first, how many turn
+    turning_share: float = 1.0
 
 
 def read_rope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) -> RopeConfig:
@@ -60,6 +62,9 @@ def read_rope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) 
                 low_freq_factor=float(scaling["low_freq_factor"]),
                 high_freq_factor=float(scaling["high_freq_factor"]),
             )
+        case "proportional":
+            factor, share = scaling.get("factor") or 1.0, scaling.get("partial_rotary_factor") or 1.0
+            return RopeConfig(theta, "proportional", factor=float(factor), turning_share=float(share))
         case "yarn":
             return _yarn(scaling, theta, raw)
         # Phi-3's first release called it "su".

@@ -21,6 +21,8 @@ _NORM_SUFFIXES = (
     *("norm.weight", "norm1.weight", "norm2.weight", ".ln_q.weight"),
     *("ln_attn.weight", "ln_mlp.weight", "ln_f.weight"),
 )
+# What multiplies whole vectors is near one as well.
+_FACTOR_SUFFIXES = ("layer_scalar", "router.scale", "per_expert_scale")
 _FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -108,7 +110,7 @@ class WeightSlot:
     def _drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         drawn = torch.randn(shape, generator=generator, device=generator.device)
         scale = shape[1] ** -0.5 if len(shape) > 1 else 0.1
-        mean = 1.0 if self.name.endswith(_NORM_SUFFIXES) else 0.0
+        mean = 1.0 if self.name.endswith(_NORM_SUFFIXES + _FACTOR_SUFFIXES) else 0.0
         return drawn.mul_(scale).add_(mean)
 
     def stored(self) -> Tensor:

@@ -42,9 +42,11 @@ def require_attention(model: ModelConfig, dtype: torch.dtype, device: torch.devi
     if device.type != "cuda" or not runs_triton(torch.empty(0, device=device)):
         return
     try:
-        AttentionShape.of(
-            model.num_attention_heads, model.num_key_value_heads, model.head_dim, model.value_dim, dtype, device
-        ).kernels(device)
+        for first, *_ in model.kv_groups.values():
+            layer = model.of_layer(first)
+            AttentionShape.of(
+                layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim, layer.value_dim, dtype, device
+            ).kernels(device)
     except ValueError as error:
         raise ConfigError(f"{model.path} has {error}: set device=cpu") from error
     except UnsupportedGpuError as error:

@@ -1,5 +1,6 @@
 """The largest step there can be, by which a GPU's memory is measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,7 @@ class LargestStep:
         )
 
     @torch.inference_mode()
-    def forward(self, model: Decoder, kv_cache: Tensor, states: StateMemory | None = None) -> Tensor:
+    def forward(self, model: Decoder, kv_caches: Sequence[Tensor], states: StateMemory | None = None) -> Tensor:
         """What a graph would compute of it: [num_tokens, hidden_size].
 
         Layers with states have all tokens for one sequence's: it takes one state, and the memory that a prompt takes.
@@ -61,7 +62,7 @@ class LargestStep:
         if states is not None:
             one = StateSlots([len(self.token_ids)], [NULL_STATE], [NULL_STATE + 1], self.token_ids.device)
             layer_states = states.of(one)
-        return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention, states=layer_states)
+        return model.forward(self.token_ids, self.positions, kv_caches, self.slots, self.attention, states=layer_states)
 
     @torch.inference_mode()
     def draw(self, model: Decoder, hidden: Tensor) -> Tensor:

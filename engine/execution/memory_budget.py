@@ -14,7 +14,7 @@ from ..checkpoints.model_size import KEPT_STATES, state_bytes
 from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
-from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
+from ..kv_cache.kv_memory import block_bytes, kv_shapes, num_blocks_in, zeros
 from ..kv_cache.state_memory import StateMemory
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
@@ -161,14 +161,15 @@ class MemoryBudget:
         """Run the largest step on the GPU that holds `decoder`. Raises `ConfigError` where that does not fit."""
         config, model, device = self.config, self.model, self.device
         max_model_len = config.longest_sequence(model.max_position_embeddings)
-        kv_cache = zeros(kv_shape(model, NULL_BLOCK + 2, config.block_size), self.kv_dtype, device)
+        shapes = kv_shapes(model, NULL_BLOCK + 2, config.block_size)
+        kv_caches = [zeros(shape, self.kv_dtype, device) for shape in shapes]
         states = StateMemory(model, 1, self.dtype, device) if model.linear_attention else None
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_reserved(device)
         with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
             step = LargestStep.of(config, max_model_len, device)
-            hidden = step.forward(decoder, kv_cache, states)
+            hidden = step.forward(decoder, kv_caches, states)
             forward_bytes = torch.cuda.max_memory_reserved(device) - before
             step.draw(decoder, hidden)
             if decoder.vision is not None:

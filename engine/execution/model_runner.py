@@ -1,6 +1,7 @@
 """One step on the device: the model, its KV cache, and where they live."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -102,7 +103,7 @@ class ModelRunner:
         self._graphs: CudaGraphs | None = None
         with fitting(f"a KV cache of {num_blocks} blocks"):
             self.memory = KVMemory(model_config, num_blocks, config.block_size, self._kv_dtype, self.device)
-        if wants_graphs(config, self.device, self._model.calls_experts) and runs_triton(self.memory.cache):
+        if wants_graphs(config, self.device, self._model.calls_experts) and runs_triton(self.memory.caches[0]):
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
             except RuntimeError as error:
@@ -112,7 +113,7 @@ class ModelRunner:
     def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
         """Compute small steps with what `capture` makes of the forward pass."""
         limits = GraphLimits.of(config, model_config, self.device)
-        forward = _forward_into(self._model, self.memory.cache, self._states)
+        forward = _forward_into(self._model, self.memory.caches, self._states)
         slots = None if self.adapters is None else self.adapters.slots
         has_states = self._states is not None
         self._graphs = CudaGraphs(forward, limits, self.device, capture, slots, has_states)
@@ -191,7 +192,7 @@ class ModelRunner:
         return self._model.forward(
             batch.token_ids,
             positions,
-            self.memory.cache,
+            self.memory.caches,
             batch.slots,
             batch.attention,
             batch.last_tokens,
@@ -200,7 +201,7 @@ class ModelRunner:
         )
 
 
-def _forward_into(model: Decoder, kv_cache: Tensor, states: StateMemory | None) -> Forward:
+def _forward_into(model: Decoder, kv_caches: Sequence[Tensor], states: StateMemory | None) -> Forward:
     """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while.
 
     The final norm is part of it, which is one launch less that each step waits for.
@@ -214,7 +215,7 @@ def _forward_into(model: Decoder, kv_cache: Tensor, states: StateMemory | None) 
         state_slots: StateSlots | None,
     ) -> Tensor:
         layer_states = None if states is None or state_slots is None else states.of(state_slots)
-        return model.normed(model.forward(token_ids, positions, kv_cache, slots, attention, states=layer_states))
+        return model.normed(model.forward(token_ids, positions, kv_caches, slots, attention, states=layer_states))
 
     return forward
 

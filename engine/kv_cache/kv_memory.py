@@ -16,7 +16,7 @@ from .block_pool import NULL_BLOCK
 
 
 class KVMemory:
-    """Keys and values of all layers: `cache` is shaped as `kv_shape` says, with 1 + `num_blocks` blocks.
+    """Keys and values of all layers: `caches` are shaped as `kv_shapes` says, with 1 + `num_blocks` blocks each.
 
     Zeros at first, not merely allocated: a stale NaN in an unwritten slot would pass through a mask as 0 × NaN. For the
     same reason `NULL_BLOCK`, which pads block tables, is never written.
@@ -27,35 +27,46 @@ class KVMemory:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes(model, block_size, dtype)
-        self.cache = zeros(kv_shape(model, NULL_BLOCK + 1 + num_blocks, block_size), dtype, device)
+        self.device = device
+        shapes = kv_shapes(model, NULL_BLOCK + 1 + num_blocks, block_size)
+        self.caches = [zeros(shape, dtype, device) for shape in shapes]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination); no block is both, or twice a destination."""
-        sources, destinations = to_device(pairs, self.cache.device).unbind(1)
-        copy_blocks(self.cache, sources, destinations)
+        sources, destinations = to_device(pairs, self.device).unbind(1)
+        for cache in self.caches:
+            copy_blocks(cache, sources, destinations)
 
     def zero(self, blocks: Sequence[int]) -> None:
-        # As bytes: torch indexes no float8.
-        self.cache.view(torch.uint8).index_fill_(2, self._index(blocks), 0)
+        index = self._index(blocks)
+        for cache in self.caches:
+            # As bytes: torch indexes no float8.
+            cache.view(torch.uint8).index_fill_(2, index, 0)
 
-    def swap_out(self, blocks: Sequence[int]) -> Tensor:
+    def swap_out(self, blocks: Sequence[int]) -> list[Tensor]:
         """The blocks' content in the host's memory."""
-        return swap_out(self.cache, self._index(blocks))
+        index = self._index(blocks)
+        return [swap_out(cache, index) for cache in self.caches]
 
-    def swap_in(self, content: Tensor, first: int, blocks: Sequence[int]) -> None:
+    def swap_in(self, content: Sequence[Tensor], first: int, blocks: Sequence[int]) -> None:
         """Put what `swap_out` gave, from its `first` block on, into these blocks."""
-        swap_in(self.cache, self._index(blocks), content, first)
+        index = self._index(blocks)
+        for cache, held in zip(self.caches, content, strict=True):
+            swap_in(cache, index, held, first)
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
-        return to_device(blocks, self.cache.device)
+        return to_device(blocks, self.device)
 
 
-def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """[rows, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim], the null block being one of `num_blocks`.
+def kv_shapes(model: ModelConfig, num_blocks: int, block_size: int) -> list[tuple[int, ...]]:
+    """[rows, num_layers, num_blocks, block_size, num_kv_heads, head_dim] of each of the model's `kv_groups`.
 
-    The rows are a token's key and its value, or one that is both (`ModelShape.num_kv_rows`).
+    The rows are a token's key and its value, or one that is both (`ModelShape.num_kv_rows`). The null block is one of
+    `num_blocks`.
     """
-    return (model.num_kv_rows, model.num_kv_layers, num_blocks, block_size, model.num_key_value_heads, model.head_dim)
+    return [
+        (model.num_kv_rows, len(layers), num_blocks, block_size, *heads) for heads, layers in model.kv_groups.items()
+    ]
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from .blocks import LinearPart
 from .decoder import Decoder
 from .falcon import FalconLayer
 from .gemma import GemmaLayer
+from .gemma4 import Gemma4Layer
 from .gpt_oss import GptOssLayer
 from .layer import DecoderLayer
 from .llama import LlamaLayer, ParallelLayer
@@ -27,6 +28,7 @@ _NOWHERE = torch.device("meta")
 _LAYERS: dict[str, type[DecoderLayer]] = {
     "llama": LlamaLayer,
     "gemma": GemmaLayer,
+    "gemma4": Gemma4Layer,
     "falcon": FalconLayer,
     "olmo": OlmoLayer,
     "parallel": ParallelLayer,

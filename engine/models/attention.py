@@ -37,6 +37,8 @@ class Attention:
         self._gate_size = query_size if config.has_output_gate else 0
         if config.has_output_gate:
             self._stored_sizes = [2 * query_size, kv_size, kv_size]
+        if config.keys_are_values:
+            self._names, self._stored_sizes = self._names[:-1], self._stored_sizes[:-1]
         if config.has_fused_qkv:
             self._names, self._stored_sizes = ["qkv_proj"], [sum(self._sizes)]
         self._orders = gate_orders(config) if config.has_output_gate else rotary_orders(config)

@@ -57,19 +57,20 @@ class Decoder:
         self.stage = config.stage
         blank = BlankWeights(config, dtype, device, ranks=ranks)
         self.parts = blank.parts
-        ropes = list(dict.fromkeys(config.ropes))
-        self._rotary = [
-            rotary_factors(rope, config.rotary_dim, max_model_len).to(device=device, dtype=dtype) for rope in ropes
-        ]
+        of_layers = [config.of_layer(index) for index in range(config.num_hidden_layers)]
+        turns = [(rope, layer.rotary_dim) for rope, layer in zip(config.ropes, of_layers, strict=True)]
+        kinds = list(dict.fromkeys(turns))
+        self._rotary = [rotary_factors(*kind, max_model_len).to(device=device, dtype=dtype) for kind in kinds]
         growth = None if config.query_growth is None else query_factors(config.query_growth, max_model_len)
         self._query_factors = None if growth is None else growth.to(device=device, dtype=dtype).view(-1, 1, 1)
         is_tied = config.tie_word_embeddings
         embeds = self.stage.is_first or (self.stage.is_last and is_tied)
         self._embedding = blank.matrix(config.vocab_size, config.hidden_size) if embeds else None
         self._layers = [
-            make_layer(blank.within(self._layer_name(index)), index, ropes.index(rope))
-            for index, rope in enumerate(config.ropes)
+            make_layer(replace(blank, config=layer).within(self._layer_name(index)), index, kinds.index(kind))
+            for index, (layer, kind) in enumerate(zip(of_layers, turns, strict=True))
         ]
+        self._kv_places = config.kv_places
         self._head = Head(blank, self._embedding if is_tied else None) if self.stage.is_last else None
         self.vision = None if config.vision is None else VisionTower(config.vision, dtype, device)
         self._axes = torch.tensor(config.mrope_axes, dtype=torch.int64, device=device)
@@ -162,18 +163,18 @@ class Decoder:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_cache: Tensor,
+        kv_caches: Sequence[Tensor],
         slots: Tensor,
         metadata: AttentionMetadata,
         last_tokens: LastTokens | None = None,
         images: SeenImages | None = None,
         states: LayerStates | None = None,
     ) -> Tensor:
-        """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
+        """Compute a batch of new tokens; writes their keys and values into `kv_caches`.
 
         token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
-        kv_cache: [rows, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some
-        of the tokens. `states`: of the layers that have no keys and values, changed in place. Returns [num_tokens,
+        kv_caches: as `kv_shapes` says, one for each of the model's `kv_groups`. `images`: those that have some of the
+        tokens. `states`: of the layers that have no keys and values, changed in place. Returns [num_tokens,
         hidden_size], before the final norm, or of the `last_tokens` alone: [num_last, hidden_size]. A stage takes over
         what the one before it returns, and hands on what it returns.
         """
@@ -186,7 +187,7 @@ class Decoder:
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         growth = None if self._query_factors is None else self._query_factors[positions]
         step = Step(rotary, slots, metadata, query_factors=growth, states=None if states is None else states.slots)
-        caches = self._caches(kv_cache, states)
+        caches = self._caches(kv_caches, states)
         for index, (layer, (key_cache, value_cache)) in enumerate(zip(self._layers, caches, strict=True)):
             if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
                 step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
@@ -201,16 +202,13 @@ class Decoder:
             self._ranks.hand_on(hidden)
         return hidden
 
-    def _caches(self, kv_cache: Tensor, states: LayerStates | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _caches(self, kv_caches: Sequence[Tensor], states: LayerStates | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Each layer's keys and values, or what it has in their place."""
         # Where there is one row, it is both.
-        of_attention = zip(kv_cache[0].unbind(), kv_cache[-1].unbind(), strict=True)
-        linear = self.config.linear_attention
-        if linear is None:
-            return of_attention
-        assert states is not None
-        of_others = zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
-        return (next(of_others if is_linear else of_attention) for is_linear in linear.layers)
+        of_groups = [list(zip(cache[0].unbind(), cache[-1].unbind(), strict=True)) for cache in kv_caches]
+        of_others = iter(()) if states is None else zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
+        for place in self._kv_places:
+            yield next(of_others) if place is None else of_groups[place[0]][place[1]]
 
     def _opening(self, token_ids: Tensor) -> Tensor:
         if self.stage.is_first:

@@ -19,8 +19,11 @@ class GemmaLayer(DecoderLayer):
         config = blank.config
         self._norms = {name: RmsNorm(blank) for name in config.names.layer_norms}
         self.input_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm = self._norms.values()
-        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
+
+    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
+        return Attention(blank, rope, sliding_window)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = self.input_norm.of_sum(branch, residual)

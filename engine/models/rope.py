@@ -45,6 +45,10 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -
             return torch.zeros_like(plain)
         case "linear":
             return plain / rope.factor
+        case "proportional":
+            num_turning = int(rope.turning_share * rotary_dim) // 2
+            plain[num_turning:] = 0
+            return plain / rope.factor
         case "llama3":
             return _llama3(rope, plain)
         case "yarn":

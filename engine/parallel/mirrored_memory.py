@@ -14,7 +14,7 @@ from .messages import CopyBlocks, ForgetSwapped, Order, SwapIn, SwapOut, ZeroBlo
 class SwappedShares:
     """Blocks in the host's memory: this rank's share, and the number that the others keep theirs by."""
 
-    def __init__(self, number: int, share: Tensor) -> None:
+    def __init__(self, number: int, share: list[Tensor]) -> None:
         self.number = number
         self.share = share
 
@@ -26,7 +26,8 @@ class MirroredMemory(KVMemory):
     """
 
     def __init__(self, memory: KVMemory, tell: Callable[[Order], None]) -> None:
-        self.num_blocks, self.block_bytes, self.cache = memory.num_blocks, memory.block_bytes, memory.cache
+        self.num_blocks, self.block_bytes = memory.num_blocks, memory.block_bytes
+        self.caches, self.device = memory.caches, memory.device
         self._tell = tell
         self._numbers = count()
         # Contents that nobody holds any more, which the others still keep.

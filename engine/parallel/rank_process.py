@@ -47,7 +47,7 @@ class Follower:
     def __init__(self, runner: ModelRunner, config: EngineConfig, ranks: ProcessRanks) -> None:
         self._runner = runner
         self._steps = StepReader(config.block_size, runner.device, ranks)
-        self._swapped: dict[int, Tensor] = {}
+        self._swapped: dict[int, list[Tensor]] = {}
         self._adapters = None if runner.adapters is None else OwnAdapters(runner.adapters, ranks)
 
     @torch.inference_mode()

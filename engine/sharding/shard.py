@@ -79,6 +79,9 @@ class Shard:
 
     def part(self, name: str) -> Part | None:
         """What is here of a matrix; None where every rank has the whole."""
+        if self.model.layers and name.startswith(prefix := f"{self.model.names.layers}."):
+            index = int(name.removeprefix(prefix).partition(".")[0]) - self.model.stage.first_layer
+            return Shard(self.rank, self.size, self.model.of_layer(index)).part(name)
         module = name.rpartition(".")[2]
         latent = self.model.latent_attention
         if latent is not None and (of_head := _head_sizes(latent).get(module)) is not None:

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.model_shape import LayerSizes
 from ..checkpoints.quantization_config import Int4Scheme
 from ..errors import ConfigError
 
 # The decoder layers whose weights' names `Shard` knows.
-_LAYERS = ("llama", "gemma", "olmo", "parallel")
+_LAYERS = ("llama", "gemma", "gemma4", "olmo", "parallel")
 
 # From one place to before another.
 Range = tuple[int, int]
@@ -37,11 +38,22 @@ def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
         model,
         vocab_size=end - first_word,
         num_attention_heads=model.num_attention_heads // size,
-        num_key_value_heads=max(1, model.num_key_value_heads // size),
+        num_key_value_heads=_num_kv_heads(model, size),
         intermediate_size=model.intermediate_size // size,
+        layers=tuple(_local_sizes(sizes, size) for sizes in model.layers),
         linear_attention=linear,
         moe=moe,
     )
+
+
+def _local_sizes(sizes: LayerSizes, size: int) -> LayerSizes:
+    inner = sizes.intermediate_size // size
+    return replace(sizes, num_key_value_heads=_num_kv_heads(sizes, size), intermediate_size=inner)
+
+
+def _num_kv_heads(sizes: ModelConfig | LayerSizes, size: int) -> int:
+    """Where there are more ranks than heads, some have the same one."""
+    return max(1, sizes.num_key_value_heads // size)
 
 
 def require_splittable(model: ModelConfig, size: int) -> None:
@@ -54,13 +66,13 @@ def require_splittable(model: ModelConfig, size: int) -> None:
             f"{option} is not supported for {model.path}, whose queries and keys have norms over all heads: use "
             "pipeline_parallel_size instead"
         )
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    if heads % size:
+    if (heads := model.num_attention_heads) % size:
         raise ConfigError(f"{option} must divide num_attention_heads={heads} of {model.path}")
-    if kv_heads % size and size % kv_heads:
-        raise ConfigError(
-            f"{option} must divide num_key_value_heads={kv_heads} of {model.path}, or be a multiple of it"
-        )
+    for kv_heads in dict.fromkeys(sizes.num_key_value_heads for sizes in model.layers or [model]):
+        if kv_heads % size and size % kv_heads:
+            raise ConfigError(
+                f"{option} must divide num_key_value_heads={kv_heads} of {model.path}, or be a multiple of it"
+            )
     for name, inner in _divided_sizes(model):
         if inner % size:
             raise ConfigError(f"{option} must divide {name}={inner} of {model.path}")

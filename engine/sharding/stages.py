@@ -29,6 +29,7 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         sliding_windows=model.sliding_windows[start:end],
         linear_attention=None if linear is None else replace(linear, layers=linear.layers[start:end]),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
+        layers=model.layers[start:end],
         vision=vision if sees else None,
         stage=Stage(start, is_first=stage == 0, is_last=stage == num_stages - 1),
     )

@@ -191,7 +191,8 @@ def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) ->
     """What graphs take, the largest by its tokens: their memory, and once more where each is tried first."""
     if not options.may_use_graphs or model.linear_attention is not None:
         return 0
-    parts = _PART_ROW_BYTES * model.num_attention_heads * (model.value_dim + 1)
+    value_dim = max(model.of_layer(index).value_dim for index in range(model.num_hidden_layers))
+    parts = _PART_ROW_BYTES * model.num_attention_heads * (value_dim + 1)
     sizes = graph_sizes(options, model)
     captured = _captured_bytes(model.num_hidden_layers, options, len(sizes))
     return sizes[-1] * (2 * token_bytes + parts) + captured

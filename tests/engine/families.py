@@ -19,6 +19,7 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -124,6 +125,20 @@ def falcon(sizes: dict[str, Any], **options: Any) -> FalconConfig:
     named = {"ffn_hidden_size": sizes["intermediate_size"], "tie_word_embeddings": False, "bos_token_id": 0}
     shared = {k: v for k, v in sizes.items() if k not in ("intermediate_size", "num_key_value_heads")}
     return FalconConfig(**shared, **named, eos_token_id=1, **options)
+
+
+def gemma4(sizes: dict[str, Any], **options: Any) -> Gemma4TextConfig:
+    """Two layers of each kind, with heads of two sizes; untied for Gemma's reason, and with a cap that matters."""
+    return Gemma4TextConfig(
+        **sizes | {"num_hidden_layers": 4, "num_key_value_heads": 3},
+        tie_word_embeddings=False,
+        head_dim=20,
+        global_head_dim=28,
+        sliding_window=15,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=7.0,
+        **options,
+    )
 
 
 _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -255,6 +270,9 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
+    ),
+    "gemma4": lambda sizes: gemma4(
+        sizes, attention_k_eq_v=True, num_global_key_value_heads=2, hidden_size_per_layer_input=0
     ),
     "granite": lambda sizes: GraniteConfig(
         **sizes,

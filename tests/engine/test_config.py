@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
+from headrace.engine.checkpoints.model_shape import KVHeads, LayerSizes
 from headrace.engine.checkpoints.rope_config import RopeConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError, ModelError
@@ -163,6 +164,56 @@ def test_gemma_3_as_it_is_published(tmp_path):
     local, full = RopeConfig(1e4), RopeConfig(1e6, "linear", factor=8.0)
     assert older.ropes == (local, local, full, local, local, full, local)
     assert (older.attention_soft_cap, older.final_soft_cap, older.qk_norm, older.head_dim) == (None, None, "heads", 256)
+
+
+FULL_HEADS = {"head_dim": 64, "num_key_value_heads": 1}
+GEMMA_4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "num_key_value_heads": 3,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 32,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+}
+
+
+def test_gemma_4_as_it_is_published(tmp_path):
+    """As Google writes it, and as transformers does; what is left out, and what is null."""
+    heads = {"global_head_dim": 64, "num_global_key_value_heads": 1, "layer_types": None}
+    published = read(tmp_path, **GEMMA_4, **heads)
+    assert published == read(tmp_path, **GEMMA_4, per_layer_config={"5": FULL_HEADS, "6": FULL_HEADS})
+    # The last layer is without a window, whatever the pattern says.
+    assert published.sliding_windows == (32,) * 5 + (None, None)
+    sliding, full = LayerSizes(3, 32, 64), LayerSizes(1, 64, 64, keys_are_values=True)
+    assert published.layers == (sliding,) * 5 + (full,) * 2
+    assert published.kv_groups == {KVHeads(3, 32): [0, 1, 2, 3, 4], KVHeads(1, 64): [5, 6]}
+    assert published.kv_places == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]
+    assert published.ropes[4:6] == (
+        RopeConfig(1e4),
+        RopeConfig(1e6, "proportional", turning_share=0.25),
+    )
+    assert (published.attention_scale, published.norm_offset, published.final_soft_cap) == (1.0, 0.0, 30.0)
+    assert (published.tie_word_embeddings, published.qk_norm, published.attention_soft_cap) == (True, "heads", None)
+    whole = read(tmp_path, **GEMMA_4 | {"attention_k_eq_v": False}, num_global_key_value_heads=1)
+    assert whole.layers[-1] == LayerSizes(3, 512, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': a model that looks ahead"),
+        ({"per_layer_config": {"6": FULL_HEADS}}, "per_layer_config has other heads than one kind"),
+        ({"per_layer_config": {"0": FULL_HEADS}}, "per_layer_config has other heads than one kind"),
+        ({"per_layer_config": {"6": {"hidden_size": 8}}}, "per_layer_config has hidden_size; supported: head_dim"),
+        ({"num_global_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
+    ],
+)
+def test_gemmas_4_that_cannot_be_served(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, **GEMMA_4 | changes)
 
 
 def test_phi_3_as_it_is_published(tmp_path):

@@ -65,7 +65,7 @@ def compute(folder: Path, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     memory = KVMemory(config, 2, 16, dtype, CPU)
     metadata = AttentionMetadata([20], [20], [[1, 2]], 16)
     tokens = torch.arange(20)
-    return model.forward(tokens + 5, tokens, memory.cache, tokens + 16, metadata), memory.cache
+    return model.forward(tokens + 5, tokens, memory.caches, tokens + 16, metadata), memory.caches[0]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,17 @@ def test_blocks_in_fp8_are_copied_zeroed_and_swapped(dtype, folder):
     config = ModelConfig.from_pretrained(folder)
     memory = KVMemory(config, 4, 16, dtype, CPU)
     assert memory.block_bytes == block_bytes(config, 16, torch.float32) // 4
-    memory.cache.copy_(torch.randn(memory.cache.shape))
-    before = memory.cache.float()
+    [cache] = memory.caches
+    cache.copy_(torch.randn(cache.shape))
+    before = cache.float()
     memory.copy([(1, 2)])
     held = memory.swap_out([1, 3])
     memory.zero([1])
-    after = memory.cache.float()
+    after = cache.float()
     assert torch.equal(after[:, :, 2], before[:, :, 1])
     assert not after[:, :, 1].any()
     memory.swap_in(held, 1, [4])
-    assert torch.equal(memory.cache.float()[:, :, 4], before[:, :, 3])
+    assert torch.equal(cache.float()[:, :, 4], before[:, :, 3])
 
 
 def test_which_dtype_the_cache_has():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
-from . import deepseek, glm, gpt_oss, layer_norm, llama, mixtures, others, qwen_next, qwen_vl
+from . import deepseek, gemma4, glm, gpt_oss, layer_norm, llama, mixtures, others, qwen_next, qwen_vl
 
 READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama.read_llama,
@@ -41,6 +41,8 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Gemma2ForCausalLM": others.read_gemma2,
     "Gemma3ForCausalLM": others.read_gemma3,
     "Gemma3ForConditionalGeneration": others.read_text_only,
+    "Gemma4ForCausalLM": gemma4.read_gemma4,
+    "Gemma4ForConditionalGeneration": gemma4.read_gemma4_text,
     "Mistral3ForConditionalGeneration": others.read_text_only,
     "GraniteForCausalLM": llama.read_granite,
     "GraniteMoeForCausalLM": mixtures.read_granite_moe,

@@ -56,14 +56,12 @@ def read_gemma3(folder: Path, raw: Raw) -> ModelShape:
     return replace(
         read_gemma2(folder, {**raw, "rope_parameters": None}),
         qk_norm="heads",
-        ropes=_ropes_by_window(raw, is_sliding, float(raw.get("rope_theta") or 1e6), local_theta),
+        ropes=ropes_by_window(raw, is_sliding, float(raw.get("rope_theta") or 1e6), local_theta),
         sliding_windows=read_windows(raw, is_sliding),
     )
 
 
-def _ropes_by_window(
-    raw: Raw, is_sliding: tuple[bool, ...], theta: float, local_theta: float
-) -> tuple[RopeConfig, ...]:
+def ropes_by_window(raw: Raw, is_sliding: tuple[bool, ...], theta: float, local_theta: float) -> tuple[RopeConfig, ...]:
     """One entry a layer: layers with a window have a rope of their own, which is not stretched with the others'."""
     ropes = raw.get("rope_parameters") or {}
     full = read_rope(ropes.get("full_attention") or raw.get("rope_scaling") or {}, theta, raw)
@@ -84,7 +82,7 @@ def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
     is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
     raw = {"sliding_window": 4096, **raw}
     theta = float(raw.get("rope_theta") or 5e5)
-    ropes = _ropes_by_window(raw, is_sliding, theta, theta)
+    ropes = ropes_by_window(raw, is_sliding, theta, theta)
     full = next((rope for rope, sliding in zip(ropes, is_sliding, strict=True) if not sliding), ropes[0])
     return replace(
         read_olmo2(folder, {**raw, "rope_parameters": None, "rope_scaling": None}),

@@ -209,7 +209,7 @@ def test_dummy_weights_are_rounded_to_the_dtype_after_they_are_drawn(bare_folder
         is_wide = slot.offset or (config.moe is not None and config.moe.has_wide_router and ".mlp.gate." in slot.name)
         assert other.destination.dtype == (torch.float32 if is_wide else dtype)
         assert torch.equal(slot.destination.to(other.destination.dtype), other.destination), slot.name
-        assert slot.destination.std() > 0, slot.name
+        assert slot.destination.numel() == 1 or slot.destination.std() > 0, slot.name
 
 
 def test_dummy_weights_saved_are_a_checkpoint_that_answers_the_same(bare_folder):

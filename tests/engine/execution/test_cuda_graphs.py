@@ -182,7 +182,7 @@ def test_padding_leaves_no_trace_in_the_cache(folders, options):
     # 12 tokens were computed: two blocks, and four slots of the second one are free.
     memory = engine._runner.memory
     assert isinstance(memory, KVMemory)
-    cached = memory.cache
+    [cached] = memory.caches
     written = cached.abs().sum(dim=(0, 1, 4, 5)) > 0
     assert int(written.sum()) == 12
     assert not written[0].any()

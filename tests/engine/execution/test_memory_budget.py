@@ -12,7 +12,7 @@ from headrace.engine.errors import ConfigError
 from headrace.engine.execution.largest_step import LargestStep
 from headrace.engine.execution.memory_budget import MemoryBudget, MemoryUse, fitting, graph_bytes
 from headrace.engine.kv_cache.block_pool import NULL_BLOCK
-from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
+from headrace.engine.kv_cache.kv_memory import kv_shapes, zeros
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
 from headrace.engine.sharding.ranks import ALONE, Ranks
@@ -137,9 +137,10 @@ def test_the_largest_step_is_as_large_as_the_limits_allow(max_num_seqs, max_num_
     assert len(step.token_ids) == min(max_num_batched_tokens, num_seqs * 40)
     kept = step.slots[step.slots != PADDING_SLOT]
     assert len(kept.unique()) == len(kept)
-    kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), torch.float32, CPU)
+    [shape] = kv_shapes(model_config, NULL_BLOCK + 2, config.block_size)
+    kv_cache = zeros(shape, torch.float32, CPU)
     model = load_model(model_config, config, torch.float32, CPU)
-    tokens = step.draw(model, step.forward(model, kv_cache))
+    tokens = step.draw(model, step.forward(model, [kv_cache]))
     assert len(tokens) == num_seqs
     assert not kv_cache[:, :, NULL_BLOCK].any()
     assert kv_cache[:, :, NULL_BLOCK + 1].any()

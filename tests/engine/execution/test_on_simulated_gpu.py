@@ -166,14 +166,14 @@ def test_blocks_are_moved_without_waiting(folder, monkeypatch):
     content = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
     with simulated_gpu(monkeypatch) as gpu:
         memory = KVMemory(config, 4, 8, torch.float32, torch.device("cuda"))
-        memory.cache.copy_(content)
+        memory.caches[0].copy_(content)
         gpu.timeline.waits.clear()
         held = memory.swap_out([1, 2])
         memory.zero([1, 2])
         memory.copy([(3, 4)])
         memory.swap_in(held, 1, [3])
         assert not gpu.timeline.waits
-        blocks = memory.cache.cpu().unbind(2)
+        blocks = memory.caches[0].cpu().unbind(2)
     assert all(torch.equal(blocks[to], content[:, :, of]) for to, of in ((0, 0), (3, 2), (4, 3)))
     assert not blocks[1].any()
     assert not blocks[2].any()

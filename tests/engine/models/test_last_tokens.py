@@ -16,8 +16,8 @@ from headrace.engine.scheduling.sequence import Sequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
-# A norm after each half as well, a mixture, windows, and the plain one.
-NAMES = ["llama", "gemma2", "mixtral", "qwen3"]
+# A norm after each half as well, heads of two sizes, a mixture, windows, and the plain one.
+NAMES = ["llama", "gemma2", "gemma4", "mixtral", "qwen3"]
 
 
 def scheduled(lens: list[int], ends: list[bool]) -> list[ScheduledSequence]:
@@ -38,15 +38,18 @@ def test_logits_and_cache_are_those_of_all_tokens(checkpoint, name, ends):
     options = EngineConfig(device="cpu", dtype="float32", num_gpu_blocks_override=6, block_size=BLOCK_SIZE)
     runner = ModelRunner(ModelConfig.from_pretrained(checkpoint(name).folder), options)
     expected = runner.execute(replace(batch, last_tokens=None))
-    expected_cache = runner.memory.cache.clone()
-    runner.memory.cache.zero_()
+    caches = runner.memory.caches
+    expected_caches = [cache.clone() for cache in caches]
+    for cache in caches:
+        cache.zero_()
     assert batch.last_tokens is not None
     assert runner._model.forward(
-        *(batch.token_ids, batch.positions, runner.memory.cache, batch.slots, batch.attention, batch.last_tokens)
+        *(batch.token_ids, batch.positions, caches, batch.slots, batch.attention, batch.last_tokens)
     ).shape == (3, runner._model.config.hidden_size)
-    runner.memory.cache.zero_()
+    for cache in caches:
+        cache.zero_()
     torch.testing.assert_close(runner.execute(batch), expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(runner.memory.cache, expected_cache)
+    assert all(map(torch.equal, caches, expected_caches))
 
 
 def test_decodes_are_computed_as_they_are():

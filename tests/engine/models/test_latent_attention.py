@@ -141,16 +141,17 @@ def test_the_cache_has_latents_alone(checkpoint):
     made = checkpoint("deepseek-v3")
     config = ModelConfig.from_pretrained(made.folder)
     memory = KVMemory(config, 4, 8, torch.bfloat16, torch.device("cpu"))
-    assert memory.cache.shape == (1, 3, 5, 8, 1, 26 + 6)
-    assert memory.block_bytes == 8 * 3 * 32 * 2 == memory.cache[:, :, 1].numel() * 2
+    [cache] = memory.caches
+    assert cache.shape == (1, 3, 5, 8, 1, 26 + 6)
+    assert memory.block_bytes == 8 * 3 * 32 * 2 == cache[:, :, 1].numel() * 2
     # Copied, moved out and back as whole rows.
-    memory.cache[:, :, 1] = torch.randn(3, 8, 1, 32).bfloat16()
-    content = memory.cache[:, :, 1].clone()
+    cache[:, :, 1] = torch.randn(3, 8, 1, 32).bfloat16()
+    content = cache[:, :, 1].clone()
     memory.copy([(1, 2)])
     memory.swap_in(memory.swap_out([2, 1]), 1, [4])
     memory.zero([2])
-    assert torch.equal(memory.cache[:, :, 4], content)
-    assert not memory.cache[:, :, 2].any()
+    assert torch.equal(cache[:, :, 4], content)
+    assert not cache[:, :, 2].any()
 
 
 def answer(folder: Path, prompt: list[int], **options: Any) -> list[int]:

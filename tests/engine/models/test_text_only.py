@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config
+from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma4Config, Mistral3Config
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
@@ -37,6 +37,18 @@ CONFIGS: dict[str, Any] = {
         vision_config={**EYES, **IMAGES},
         mm_tokens_per_image=4,
         image_token_index=300,
+        tie_word_embeddings=False,
+    ),
+    "gemma4": Gemma4Config(
+        text_config=FAMILIES["gemma4"].to_dict(),
+        vision_config={
+            **{name: size for name, size in EYES.items() if name != "num_attention_heads"},
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+        },
+        image_token_id=300,
         tie_word_embeddings=False,
     ),
     "mistral3": Mistral3Config(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.kv_cache.kv_memory import kv_shape
+from headrace.engine.kv_cache.kv_memory import kv_shapes
 from headrace.engine.kv_cache.state_memory import StateMemory
 from headrace.engine.kv_cache.state_pool import NULL_STATE
 from headrace.engine.models import Decoder, load_model
@@ -54,10 +54,10 @@ FROM_FILE = Way("auto")
 def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> Tensor:
     """[len(TOKENS), vocab], on rank 0 of the last stage; of the others what they have computed."""
     positions = torch.arange(len(TOKENS))
-    kv_cache = torch.zeros(kv_shape(model.config, 2, BLOCK_SIZE), dtype=dtype)
+    kv_caches = [torch.zeros(shape, dtype=dtype) for shape in kv_shapes(model.config, 2, BLOCK_SIZE)]
     attention = AttentionMetadata([len(TOKENS)], [len(TOKENS)], [[1]], BLOCK_SIZE, CPU)
     states = states_of(model.config, dtype)
-    hidden = model.forward(TOKENS, positions, kv_cache, BLOCK_SIZE + positions, attention, states=states)
+    hidden = model.forward(TOKENS, positions, kv_caches, BLOCK_SIZE + positions, attention, states=states)
     return model.logits(hidden).float() if model.stage.is_last else hidden
 
 

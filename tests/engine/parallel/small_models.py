@@ -41,6 +41,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 16,
     },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 2,
+        "global_head_dim": 24,
+        "hidden_size_per_layer_input": 0,
+    },
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "granite": {
         "architectures": ["GraniteForCausalLM"],

@@ -27,9 +27,9 @@ def model(tmp_path: Path) -> ModelConfig:
 
 def test_blocks_of_both_ranks_go_the_same_ways(model):
     ours, theirs = (ModelRunner(model, OPTIONS) for _ in range(2))
-    content = torch.randn(ours.memory.cache.shape)
+    content = torch.randn(ours.memory.caches[0].shape)
     for runner in (ours, theirs):
-        runner.memory.cache.copy_(content)
+        runner.memory.caches[0].copy_(content)
     # They compute nothing together.
     follower = Follower(theirs, OPTIONS, ProcessRanks(1, 2, torch.device("cpu"), "", lambda: None))
     memory = MirroredMemory(ours.memory, follower.carry_out)
@@ -37,10 +37,11 @@ def test_blocks_of_both_ranks_go_the_same_ways(model):
     memory.zero([1, 2])
     memory.copy([(4, 5)])
     memory.swap_in(swapped, 1, [2, 6])
-    assert torch.equal(theirs.memory.cache, memory.cache)
+    [cache] = memory.caches
+    assert torch.equal(theirs.memory.caches[0], cache)
     # The first of the three stays away.
-    assert not memory.cache[:, :, 1].any()
-    assert torch.equal(memory.cache[:, :, [2, 6]], content[:, :, [2, 3]])
+    assert not cache[:, :, 1].any()
+    assert torch.equal(cache[:, :, [2, 6]], content[:, :, [2, 3]])
     assert list(follower._swapped) == [0]
     del swapped
     gc.collect()

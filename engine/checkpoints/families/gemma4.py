@@ -1,0 +1,116 @@
+"""The `config.json` of Gemma 4, as its readers find it. Free of torch.
+
+Each raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, LayerSizes, ModelShape
+from ..vision_config import decoder_fields
+from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
+from .sliding_windows import read_windows, sliding_layers
+
+# As its family has them where a config leaves them out.
+_DEFAULTS = {
+    "vocab_size": 262_144,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+}
+_FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+
+
+def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
+    """A Gemma whose layers without a window have larger heads, and fewer of them for keys."""
+    if raw.get("use_bidirectional_attention") == "all":
+        raise ModelError("use_bidirectional_attention is 'all': a model that looks ahead cannot generate")
+    raw = {**_DEFAULTS, "rope_parameters": {"full_attention": _FULL_ROPE}, **_without_nulls(raw)}
+    for field in ("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"):
+        if raw.get(field):
+            raise ModelError(f"{field} is {raw[field]}: of Gemma 4 the dense models without it are supported")
+    is_sliding = _sliding_layers(raw)
+    plain = read_gemma2(
+        folder,
+        {
+            "final_logit_softcapping": None,
+            **raw,
+            "attn_logit_softcapping": None,
+            "rope_parameters": None,
+            # Images' tokens may look ahead, which are not supported.
+            "use_bidirectional_attention": None,
+        },
+    )
+    return replace(
+        plain,
+        decoder_layer="gemma4",
+        attention_scale=1.0,
+        norm_offset=0.0,
+        qk_norm="heads",
+        ropes=ropes_by_window(raw, is_sliding, 1e6, 1e4),
+        sliding_windows=read_windows(raw, is_sliding),
+        layers=_layers(raw, plain, is_sliding),
+        names=DecoderNames(layer_norms=GEMMA_NORMS),
+    )
+
+
+def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
+    """The decoder of a Gemma 4 that takes images, audio and video too, none of which is supported."""
+    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", raw["text_config"].get("tie_word_embeddings", True))}
+    shape = read_gemma4(folder, {**decoder_fields(raw), **tied})
+    language = "model.language_model"
+    return replace(
+        shape,
+        names=replace(
+            shape.names,
+            embedding=f"{language}.embed_tokens",
+            layers=f"{language}.layers",
+            final_norm=f"{language}.norm",
+        ),
+        unread_parts=tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
+    )
+
+
+def _without_nulls(raw: Raw) -> Raw:
+    return {name: value for name, value in raw.items() if value is not None}
+
+
+def _sliding_layers(raw: Raw) -> tuple[bool, ...]:
+    """The last layer attends to all tokens, whatever the others do."""
+    *others, _ = sliding_layers(raw, lambda layer: (layer + 1) % 6 != 0)
+    return (*others, False)
+
+
+def _layers(raw: Raw, plain: ModelShape, is_sliding: tuple[bool, ...]) -> tuple[LayerSizes, ...]:
+    sliding = LayerSizes(plain.num_key_value_heads, plain.head_dim, plain.intermediate_size)
+    has_same = bool(raw.get("attention_k_eq_v", False))
+    full = replace(_full_heads(raw, sliding, is_sliding, has_same), keys_are_values=has_same)
+    return tuple(sliding if slides else full for slides in is_sliding)
+
+
+def _full_heads(raw: Raw, sliding: LayerSizes, is_sliding: tuple[bool, ...], has_same: bool) -> LayerSizes:
+    """The heads of layers without a window, which transformers writes by layer, and Google for all of them."""
+    if (by_layer := raw.get("per_layer_config")) is None:
+        number = raw.get("num_global_key_value_heads") if has_same else None
+        return _with_heads(sliding, {"head_dim": raw.get("global_head_dim", 512), "num_key_value_heads": number})
+    found = [_with_heads(sliding, by_layer.get(str(layer)) or {}) for layer in range(len(is_sliding))]
+    kinds = {
+        slides: {each for each, of in zip(found, is_sliding, strict=True) if of is slides} for slides in (True, False)
+    }
+    if kinds[True] - {sliding} or len(kinds[False]) != 1:
+        raise ModelError("per_layer_config has other heads than one kind for all layers without a window")
+    return kinds[False].pop()
+
+
+def _with_heads(sizes: LayerSizes, fields: Raw) -> LayerSizes:
+    if others := sorted(set(fields) - {"head_dim", "num_key_value_heads"}):
+        raise ModelError(f"per_layer_config has {', '.join(others)}; supported: head_dim, num_key_value_heads")
+    return replace(
+        sizes,
+        head_dim=int(fields.get("head_dim") or sizes.head_dim),
+        num_key_value_heads=int(fields.get("num_key_value_heads") or sizes.num_key_value_heads),
+    )
