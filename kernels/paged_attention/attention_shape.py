@@ -9,7 +9,7 @@ from .kernel_shapes import KernelShapes, choose_kernels, choose_latent_kernels, 
 from .plan import Tiling
 
 # The sizes of heads that the GPU's kernel takes, and of latents that are values, and the first part of keys.
-HEAD_DIMS, LATENT_DIMS = range(16, 257), range(16, 513)
+HEAD_DIMS = LATENT_DIMS = range(16, 513)
 # What keys have behind that.
 KEY_RESTS = range(1, 65)
 

@@ -11,6 +11,9 @@ from ..launch_sizes import next_power_of_2
 
 # What a program may have on Hopper and on data centres' Blackwell. GPUs with less have other instructions to multiply.
 _HOPPER_SHARED_BYTES = 227 * 1024
+# The sums of larger heads take as many registers as latents', and with keys that are not values no more rows have any
+# to themselves (read in the machine's code, not measured).
+_MOST_DIMS, _MOST_LARGE_ROWS = 256, 32
 # Of a program, for what its warps tell each other.
 _OTHER_SHARED_BYTES = 2048
 
@@ -60,6 +63,9 @@ def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int, r
     Raises `UnsupportedGpuError` where that is not enough for any.
     """
     group = next_power_of_2(group)
+    if head_dim > _MOST_DIMS:
+        most = min(_MOST_LARGE_ROWS, most_latent_rows(dtype, shared))
+        return _of_long_sums(max(16, group), max(group, most), head_dim, 0, dtype, shared)
     if shared >= _HOPPER_SHARED_BYTES:
         return _hopper(group, head_dim, dtype, reads_fp8)
     narrow, wide = _narrow_with_less(group, head_dim, dtype), _wide_with_less(group, head_dim, dtype)
@@ -77,9 +83,17 @@ def most_latent_rows(dtype: torch.dtype, shared: int) -> int:
 def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch.dtype, shared: int) -> KernelShapes:
     """As `choose_kernels`, where values are latents of `head_dim` numbers, and keys have `key_rest` more.
 
-    group: no more than `most_latent_rows`. With any of these tiles what the loop goes on with stays in registers, as is
-    read in the machine's code for latents of 512 numbers.
+    group: no more than `most_latent_rows`.
     """
+    rows = max(16, next_power_of_2(group))
+    return _of_long_sums(rows, most_latent_rows(dtype, shared), head_dim, key_rest, dtype, shared)
+
+
+def _of_long_sums(
+    narrow_rows: int, wide_rows: int, head_dim: int, key_rest: int, dtype: torch.dtype, shared: int
+) -> KernelShapes:
+    """With any of these tiles what the loop goes on with stays in registers, as is read in the machine's code for sums
+    of 512 numbers."""
 
     def of_rows(rows: int) -> KernelShape:
         # Keys at a time, and stages. Of 64 rows the sums go through shared memory on a B200, which takes what is left.
@@ -87,7 +101,7 @@ def choose_latent_kernels(group: int, head_dim: int, key_rest: int, dtype: torch
         shapes = [KernelShape(rows, tile, 8, stages, 1, 255) for tile, stages in sizes]
         return _first_that_fits(shapes, head_dim, dtype, shared, key_rest)
 
-    return KernelShapes(of_rows(max(16, next_power_of_2(group))), of_rows(most_latent_rows(dtype, shared)))
+    return KernelShapes(of_rows(narrow_rows), of_rows(wide_rows))
 
 
 def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:

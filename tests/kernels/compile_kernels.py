@@ -193,7 +193,15 @@ def compile_attention(card: Card) -> None:
     attend(32, 8, 128, BF16, kv_dtype=card.fp8)
     attend(14, 2, 64, BF16, 100, 30.0, kv_dtype=torch.float8_e5m2)
     attend(6, 2, 64, F32, kv_dtype=card.fp8)
+    compile_large_heads(card)
     compile_latents(card)
+
+
+def compile_large_heads(card: Card) -> None:
+    """Gemma 4's, of the layers without a window."""
+    attend(32, 4, 512, BF16)
+    attend(8, 1, 512, BF16, kv_dtype=card.fp8)
+    attend(8, 1, 512, F32, query_lens=[300])
 
 
 def compile_latents(card: Card) -> None:
@@ -207,6 +215,7 @@ def compile_latents(card: Card) -> None:
 def compile_tightest(card: Card) -> None:
     """What needs the most shared memory where there is less than on Hopper."""
     attend(8, 4, 256, BF16)
+    attend(32, 4, 512, BF16)
     attend(20, 1, 576, BF16, value_dim=512)
     go_by_the_rule(256, BF16)
 
@@ -437,6 +446,7 @@ PARTS = {
     "linear": compile_linear,
     "gated_delta": compile_gated_delta,
     "lora": compile_lora,
+    "large_heads": compile_large_heads,
     "moe": compile_moe,
     "rest": compile_the_rest,
 }

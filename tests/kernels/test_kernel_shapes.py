@@ -48,6 +48,21 @@ def test_hoppers_for_float32():
         assert choose_kernels(1, head_dim, F32, HOPPER) == KernelShapes(narrow, wide)
 
 
+@pytest.mark.parametrize("shared", [HOPPER, A100, ADA], ids=["Hopper", "A100", "Ada"])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_larger_heads(head_dim, dtype, shared):
+    """Of as many registers as latents have, and no more rows where there are few in float32."""
+    for group in (1, 8, 16):
+        kernels = choose_kernels(group, head_dim, dtype, shared)
+        assert kernels.wide.rows == (16 if dtype == F32 else 32)
+        for shape in (kernels.narrow, kernels.wide):
+            assert group <= shape.rows
+            assert shape.shared_bytes(head_dim, dtype) <= shared
+        # Over a cache in 8 bits a plan is the same.
+        assert kernels == choose_kernels(group, head_dim, dtype, shared, reads_fp8=True)
+
+
 @pytest.mark.parametrize("shared", [A100, ADA], ids=["A100", "Ada"])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])

@@ -180,7 +180,7 @@ def test_no_headers_of_pythons(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"head_dim": 512}, "has heads of 512, and the GPU's kernels take 16 to 256: set device=cpu"),
+        ({"head_dim": 528}, "has heads of 528, and the GPU's kernels take 16 to 512: set device=cpu"),
         ({"num_attention_heads": 71}, "float32 with heads of 256 needs 202 KiB .* has 99 KiB .* set dtype=bfloat16"),
     ],
 )
