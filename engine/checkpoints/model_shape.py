@@ -39,7 +39,9 @@ class MoeNames:
 
 
 _MIXTRAL = MoeNames("block_sparse_moe", MlpNames(("w1", "w3"), "w2"))
-MoeNaming = Literal["mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss"]
+MoeNaming = Literal[
+    "mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss", "gemma4"
+]
 _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "mixtral": _MIXTRAL,
     "qwen": MoeNames(),
@@ -52,6 +54,8 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     ),
     "hunyuan": MoeNames(shared="shared_mlp", router="gate.wg"),
     "gpt-oss": MoeNames(router="router"),
+    # Beside an MLP, and not within it.
+    "gemma4": MoeNames("", router="router.proj"),
 }
 
 
@@ -65,6 +69,7 @@ class MoeConfig:
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
     chosen, or, where they are not `are_sigmoids`, probabilities. `num_groups`, `num_chosen_groups`: see `ExpertGroups`
     of `headrace.kernels.moe`. `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
+    `has_mlp_beside`: layers with experts have an ordinary MLP too.
     """
 
     num_experts: int
@@ -81,6 +86,7 @@ class MoeConfig:
     num_groups: int = 1
     num_chosen_groups: int = 1
     has_wide_router: bool = False
+    has_mlp_beside: bool = False
 
     @property
     def names(self) -> MoeNames:

@@ -124,9 +124,10 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
         yield from _latent_attention(model, model.latent_attention, f"{prefix}.self_attn")
     else:
         yield from _attention(model.of_layer(index), f"{prefix}.self_attn")
-    if model.moe is not None and model.moe.sparse_layers[index]:
-        yield from _mixture(model.moe, f"{prefix}.{model.moe.names.mixture}", hidden)
-    else:
+    moe = model.moe if model.moe is not None and model.moe.sparse_layers[index] else None
+    if moe is not None:
+        yield from _mixture(moe, f"{prefix}.{name}" if (name := moe.names.mixture) else prefix, hidden)
+    if moe is None or moe.has_mlp_beside:
         names, inner = model.names.mlp, model.of_layer(index).intermediate_size
         parts = f"{prefix}.{names.module}"
         yield from _mlp(names, parts, hidden, inner, has_bias=model.mlp_bias, is_gated=model.is_gated)
@@ -193,8 +194,8 @@ def _mlp(
 
 def _mixture(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
     names, inner, is_gpt_oss = moe.names, moe.intermediate_size, moe.naming == "gpt-oss"
-    # What corrects the router's scores is as large as a bias.
-    has_numbers, is_wide = moe.has_correction or is_gpt_oss, moe.has_wide_router
+    # What corrects the router's scores, or multiplies its shares, is as large as a bias.
+    has_numbers, is_wide = moe.has_correction or is_gpt_oss or moe.naming == "gemma4", moe.has_wide_router
     router = f"{prefix}.{names.router}"
     yield Projection(router, moe.num_experts, hidden, has_numbers, is_quantizable=False, is_wide=is_wide)
     if is_gpt_oss:
@@ -213,6 +214,8 @@ def _num_norm_weights(model: ModelConfig) -> int:
     around = len(model.names.layer_norms)
     if model.falcon is not None:
         around = 2 if model.falcon.mlp_norm else 1
+    # What its router reads is multiplied by as many numbers as a norm has.
+    around += model.moe is not None and model.moe.naming == "gemma4"
     norms = model.num_hidden_layers * around + model.stage.is_last
     num_heads = model.num_attention_heads + model.num_key_value_heads if model.qk_norm == "all" else 2
     of_heads = sum(num_heads * heads.head_dim * len(layers) for heads, layers in model.kv_groups.items())

@@ -18,7 +18,7 @@ class GemmaLayer(DecoderLayer):
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
         self._norms = {name: RmsNorm(blank) for name in config.names.layer_norms}
-        self.input_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm = self._norms.values()
+        self.input_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm, *_ = self._norms.values()
         self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
 

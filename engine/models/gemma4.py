@@ -1,4 +1,7 @@
-"""The layer of Gemma 4: Gemma 3's, with norms for values, and a number that all of it is multiplied by at its end."""
+"""The layer of Gemma 4: Gemma 3's, with norms for values, and a number that all of it is multiplied by at its end.
+
+Of a mixture each has experts beside its MLP.
+"""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -6,11 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ...kernels.linear import Linear
+from ...kernels.moe import choose_experts
 from ...kernels.norm_rotary import rms_norm
+from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights
 from .gemma import GemmaLayer
+from .moe import ExpertsMlp, Mixture
+from .norms import RmsNorm
 
 
 class Gemma4Layer(GemmaLayer):
@@ -19,18 +27,57 @@ class Gemma4Layer(GemmaLayer):
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         super().__init__(blank, index, rope)
         self._scalar = torch.empty(1, dtype=blank.dtype, device=blank.device)
+        self._experts: Gemma4Experts | None = None
+        if (moe := blank.config.moe) is not None:
+            self._beside_norm, before, self._experts_norm = list(self._norms.values())[4:7]
+            self._experts = Gemma4Experts(blank, moe, before)
+
+    @property
+    def mixture(self) -> Mixture | None:
+        return self._experts
 
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Gemma4Attention(blank, rope, sliding_window)
 
     def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        made = super().feed_forward(branch, residual)
+        made = self.mlp(self.mlp_norm.of_sum(branch, residual))
+        if self._experts is not None:
+            made = self._beside_norm(made) + self._experts_norm(self._experts(residual))
         residual.mul_(self._scalar)
-        return made.mul_(self._scalar)
+        return self.post_mlp_norm(made).mul_(self._scalar)
+
+    def projections(self) -> Iterator[Linear]:
+        yield from super().projections()
+        if self._experts is not None:
+            yield from self._experts.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().weight_slots(prefix)
+        if self._experts is not None:
+            yield from self._experts.weight_slots(prefix)
         yield WeightSlot(f"{prefix}.layer_scalar", self._scalar)
+
+
+class Gemma4Experts(ExpertsMlp):
+    """Called with the residual stream, of which router and experts have norms of their own; each weighs as it says."""
+
+    def __init__(self, blank: BlankWeights, moe: MoeConfig, norm: RmsNorm) -> None:
+        super().__init__(blank, moe)
+        self._norm, self._config = norm, blank.config
+        self._router_norm = blank.norm(blank.config.hidden_size)
+        self._factors = torch.empty(moe.num_experts, dtype=blank.dtype, device=blank.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden_size]. Returns the same shape."""
+        logits = self.router(rms_norm(x, self._router_norm, self._config.rms_norm_eps))
+        scaled = logits * self._config.hidden_size**-0.5
+        ids, shares = choose_experts(scaled, self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
+        return self._ranks.sum(self.mix(self._norm(x), ids, shares * self._factors[ids]))
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from super().weight_slots(prefix)
+        yield WeightSlot(f"{prefix}.router.scale", self._router_norm)
+        yield WeightSlot(f"{prefix}.router.per_expert_scale", self._factors)
 
 
 class Gemma4Attention(Attention):

@@ -90,7 +90,7 @@ class ExpertsMlp(Mixture):
         self._moe = moe
         self._ranks = blank.ranks
         self.name = moe.names.mixture
-        blank = blank.within(self.name)
+        blank = blank.within(self.name) if self.name else blank
         self._matrices = StackedMatrices.of(blank, moe) if _are_stacked(blank, moe) else None
         self._listed = [] if self._matrices else list(_listed_experts(blank, moe))
         hidden_size = blank.config.hidden_size
@@ -146,7 +146,9 @@ def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
         return True
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
-    if moe.naming != "qwen-stacked" or (quantization is not None and quantization.scheme([first]) is not None):
+    if moe.naming not in ("qwen-stacked", "gemma4") or (
+        quantization is not None and quantization.scheme([first]) is not None
+    ):
         return False
     return not holds_tensor(blank.config.path, f"{first}.weight")
 

@@ -84,7 +84,8 @@ def require_splittable(model: ModelConfig, size: int) -> None:
 
 def _divided_sizes(model: ModelConfig) -> list[tuple[str, int]]:
     moe = model.moe
-    sizes = [] if moe is not None and all(moe.sparse_layers) else [("intermediate_size", model.intermediate_size)]
+    has_mlps = moe is None or moe.has_mlp_beside or not all(moe.sparse_layers)
+    sizes = [("intermediate_size", model.intermediate_size)] if has_mlps else []
     if moe is not None:
         sizes.append(("moe_intermediate_size", moe.intermediate_size))
         if moe.shared_expert_intermediate_size is not None:

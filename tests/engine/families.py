@@ -274,6 +274,16 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gemma4": lambda sizes: gemma4(
         sizes, attention_k_eq_v=True, num_global_key_value_heads=2, hidden_size_per_layer_input=0
     ),
+    "gemma4-moe": lambda sizes: gemma4(
+        sizes,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=6,
+        top_k_experts=2,
+        moe_intermediate_size=37,
+    ),
     "granite": lambda sizes: GraniteConfig(
         **sizes,
         attention_bias=True,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from headrace.engine.checkpoints.model_shape import KVHeads, LayerSizes
+from headrace.engine.checkpoints.model_shape import KVHeads, LayerSizes, MoeConfig
 from headrace.engine.checkpoints.rope_config import RopeConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError, ModelError
@@ -199,6 +199,14 @@ def test_gemma_4_as_it_is_published(tmp_path):
     assert (published.tie_word_embeddings, published.qk_norm, published.attention_soft_cap) == (True, "heads", None)
     whole = read(tmp_path, **GEMMA_4 | {"attention_k_eq_v": False}, num_global_key_value_heads=1)
     assert whole.layers[-1] == LayerSizes(3, 512, 64)
+
+
+def test_gemma_4s_mixture(tmp_path):
+    sizes = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 24}
+    config = read(tmp_path, **GEMMA_4, enable_moe_block=True, **sizes)
+    assert config.moe == MoeConfig(8, 2, 24, True, (True,) * 7, "gemma4", has_mlp_beside=True)
+    assert len(config.names.layer_norms) == 7
+    assert read(tmp_path, **GEMMA_4, enable_moe_block=False, **sizes).moe is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
-from ..model_shape import DecoderNames, LayerSizes, ModelShape
+from ..model_shape import DecoderNames, LayerSizes, ModelShape, MoeConfig
 from ..vision_config import decoder_fields
 from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
 from .sliding_windows import read_windows, sliding_layers
@@ -22,6 +22,8 @@ _DEFAULTS = {
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
 }
+# Of a mixture: behind the MLP beside it, before the experts, and behind them.
+_MIXTURE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 
 
@@ -30,9 +32,9 @@ def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("use_bidirectional_attention") == "all":
         raise ModelError("use_bidirectional_attention is 'all': a model that looks ahead cannot generate")
     raw = {**_DEFAULTS, "rope_parameters": {"full_attention": _FULL_ROPE}, **_without_nulls(raw)}
-    for field in ("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"):
+    for field in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         if raw.get(field):
-            raise ModelError(f"{field} is {raw[field]}: of Gemma 4 the dense models without it are supported")
+            raise ModelError(f"{field} is {raw[field]}: of Gemma 4 the models without it are supported")
     is_sliding = _sliding_layers(raw)
     plain = read_gemma2(
         folder,
@@ -54,7 +56,8 @@ def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
         ropes=ropes_by_window(raw, is_sliding, 1e6, 1e4),
         sliding_windows=read_windows(raw, is_sliding),
         layers=_layers(raw, plain, is_sliding),
-        names=DecoderNames(layer_norms=GEMMA_NORMS),
+        moe=(moe := _mixture(raw, len(is_sliding))),
+        names=DecoderNames(layer_norms=GEMMA_NORMS if moe is None else (*GEMMA_NORMS, *_MIXTURE_NORMS)),
     )
 
 
@@ -72,6 +75,20 @@ def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
             final_norm=f"{language}.norm",
         ),
         unread_parts=tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
+    )
+
+
+def _mixture(raw: Raw, num_layers: int) -> MoeConfig | None:
+    if not raw.get("enable_moe_block"):
+        return None
+    return MoeConfig(
+        num_experts=int(raw["num_experts"]),
+        num_experts_per_tok=int(raw["top_k_experts"]),
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        norm_topk_prob=True,
+        sparse_layers=(True,) * num_layers,
+        naming="gemma4",
+        has_mlp_beside=True,
     )
 
 

@@ -6,7 +6,14 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig
+from transformers import (
+    Gemma4TextConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
@@ -41,6 +48,20 @@ MODELS: dict[str, PretrainedConfig] = {
         topk_group=2,
         moe_intermediate_size=24,
         routed_scaling_factor=1.5,
+    ),
+    # Beside an MLP.
+    "gemma4": Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 2},
+        head_dim=16,
+        global_head_dim=24,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=2,
+        moe_intermediate_size=24,
+        tie_word_embeddings=False,
     ),
     "gpt-oss": GptOssConfig(
         **SIZES | {"num_hidden_layers": 2, "head_dim": 16},
@@ -111,8 +132,8 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 @pytest.mark.parametrize(
     ("name", "quantization"),
-    [("mixtral", GPTQ), ("qwen", FP8), ("gpt-oss", {"quant_method": "mxfp4"})],
-    ids=["mixtral-gptq", "qwen-fp8", "gpt-oss-mxfp4"],
+    [("mixtral", GPTQ), ("qwen", FP8), ("gemma4", FP8), ("gpt-oss", {"quant_method": "mxfp4"})],
+    ids=["mixtral-gptq", "qwen-fp8", "gemma4-fp8", "gpt-oss-mxfp4"],
 )
 def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(
     name, quantization, chat_folder, tmp_path, monkeypatch

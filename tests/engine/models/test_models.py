@@ -20,6 +20,10 @@ BLOCKS = list(range(-(-NUM_TOKENS // BLOCK_SIZE)))
 def logits(config: ModelConfig, dtype: torch.dtype) -> Tensor:
     """Of one prompt in one go: [NUM_TOKENS, vocab_size] float32."""
     model = load_model(config, EngineConfig(load_format="dummy"), dtype, torch.device("cpu"))
+    for slot in model.weight_slots():
+        # As training would have made them: nothing else scales the scores, and large ones have large roundings.
+        if config.attention_scale == 1 and slot.name.endswith("q_norm.weight"):
+            slot.destination.mul_(config.head_dim**-0.5)
     model.prepack()
     caches = [torch.zeros(shape, dtype=dtype) for shape in kv_shapes(config, len(BLOCKS), BLOCK_SIZE)]
     positions = torch.arange(NUM_TOKENS)
@@ -35,5 +39,4 @@ def test_bfloat16_stays_close_to_float32(checkpoint, name):
     exact, rounded = logits(config, torch.float32), logits(config, torch.bfloat16)
     # The median: a rounding may send a few tokens to other experts.
     errors = (rounded - exact).norm(dim=-1) / exact.norm(dim=-1)
-    # Scores that nothing scales down are large, and so are their roundings: transformers' errors are the same.
-    assert errors.median() < (0.06 if config.decoder_layer == "gemma4" else 0.04)
+    assert errors.median() < 0.04

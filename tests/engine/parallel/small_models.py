@@ -25,6 +25,16 @@ _EXPERTS = {
     "num_experts_per_tok": 2,
     "shared_expert_intermediate_size": 32,
 }
+_GEMMA_4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 0,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias-tied": {
         "architectures": ["LlamaForCausalLM"],
@@ -41,15 +51,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
         "query_pre_attn_scalar": 16,
     },
-    "gemma4": {
-        "architectures": ["Gemma4ForCausalLM"],
-        "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-        "num_hidden_layers": 3,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 2,
-        "global_head_dim": 24,
-        "hidden_size_per_layer_input": 0,
+    "gemma4": _GEMMA_4,
+    "gemma4-moe": {
+        **_GEMMA_4,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
     },
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "granite": {
