@@ -171,6 +171,18 @@ class LayerSizes:
     head_dim: int
     intermediate_size: int
     keys_are_values: bool = False
+    kv_source: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerInputsConfig:
+    """Beside the residual stream each layer has an input of its own for a token, of `size` numbers.
+
+    `vocab_size`: for how many tokens there are embeddings for it.
+    """
+
+    size: int
+    vocab_size: int
 
 
 class KVHeads(NamedTuple):
@@ -259,6 +271,9 @@ class ModelShape:
     query_growth: QueryGrowth | None = None
     # Values are what keys are made of, before these are normed and rotated.
     keys_are_values: bool = False
+    # The layer whose keys and values this one attends to, having none; None: it has its own.
+    kv_source: int | None = None
+    layer_inputs: LayerInputsConfig | None = None
     # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
     has_output_gate: bool = False
     linear_attention: LinearAttentionConfig | None = None
@@ -297,6 +312,11 @@ class ModelShape:
         return replace(self, layers=(), rotary_dim=sizes.head_dim, **vars(sizes))
 
     @property
+    def num_qkv_parts(self) -> int:
+        """How many projections are made of a layer's input: of queries, mostly of keys, and mostly of values."""
+        return 1 if self.kv_source is not None else 2 if self.keys_are_values else 3
+
+    @property
     def kv_places(self) -> list[tuple[int, int] | None]:
         """Where each layer's keys and values are: in which group's caches, and in which of these; None: nowhere."""
         places = {
@@ -304,14 +324,15 @@ class ModelShape:
             for group, layers in enumerate(self.kv_groups.values())
             for index, layer in enumerate(layers)
         }
-        return [places.get(layer) for layer in range(self.num_hidden_layers)]
+        sources = [self.of_layer(layer).kv_source for layer in range(self.num_hidden_layers)]
+        return [places.get(layer if source is None else source) for layer, source in enumerate(sources)]
 
     @property
     def kv_groups(self) -> dict[KVHeads, list[int]]:
-        """The layers that have keys and values, by what a token has in their caches."""
+        """The layers that have keys and values of their own, by what a token has in their caches."""
         groups: dict[KVHeads, list[int]] = {}
         for index in range(self.num_hidden_layers):
-            if self.linear_attention is None or not self.linear_attention.layers[index]:
-                layer = self.of_layer(index)
+            layer, linear = self.of_layer(index), self.linear_attention
+            if layer.kv_source is None and (linear is None or not linear.layers[index]):
                 groups.setdefault(KVHeads(layer.num_key_value_heads, layer.head_dim), []).append(index)
         return groups

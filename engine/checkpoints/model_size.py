@@ -110,6 +110,11 @@ def _ends(model: ModelConfig) -> Iterator[Projection]:
     stage, is_tied = model.stage, model.tie_word_embeddings
     if stage.is_first or (stage.is_last and is_tied):
         yield Projection(model.names.embedding, model.vocab_size, model.hidden_size, is_quantizable=False)
+    if (inputs := model.layer_inputs) is not None:
+        total = model.num_hidden_layers * inputs.size
+        prefix = model.names.layers.removesuffix("layers")
+        yield Projection(f"{prefix}embed_tokens_per_layer", inputs.vocab_size, total, is_quantizable=False)
+        yield Projection(f"{prefix}per_layer_model_projection", total, model.hidden_size)
     if stage.is_last and not is_tied:
         yield Projection(model.names.head, model.vocab_size, model.hidden_size)
 
@@ -131,6 +136,9 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
         names, inner = model.names.mlp, model.of_layer(index).intermediate_size
         parts = f"{prefix}.{names.module}"
         yield from _mlp(names, parts, hidden, inner, has_bias=model.mlp_bias, is_gated=model.is_gated)
+    if model.layer_inputs is not None:
+        yield Projection(f"{prefix}.per_layer_input_gate", model.layer_inputs.size, hidden)
+        yield Projection(f"{prefix}.per_layer_projection", hidden, model.layer_inputs.size)
 
 
 def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
@@ -139,8 +147,8 @@ def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
     if model.has_fused_qkv:
         yield Projection(f"{prefix}.qkv_proj", queries + 2 * keys, model.hidden_size, model.qkv_bias)
     else:
-        names = [("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys)]
-        for name, size in names[:-1] if model.keys_are_values else names:
+        parts = (("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys))
+        for name, size in parts[: model.num_qkv_parts]:
             yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.qkv_bias)
     yield Projection(f"{prefix}.o_proj", model.hidden_size, queries, model.output_bias)
 
@@ -224,8 +232,11 @@ def _num_norm_weights(model: ModelConfig) -> int:
     if (latent := model.latent_attention) is not None:
         in_layer += latent.rank + (latent.query_rank or 0)
     total = norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_hidden_layers * in_layer
-    # Gemma 4's layers have a number for all of a layer.
-    total += model.num_hidden_layers if model.decoder_layer == "gemma4" else 0
+    # Gemma 4's layers have a number for all of a layer, and where keys are others' a norm for queries alone.
+    if model.decoder_layer == "gemma4":
+        layers = [model.of_layer(index) for index in range(model.num_hidden_layers)]
+        total += len(layers) + sum(layer.head_dim for layer in layers if layer.kv_source is not None)
+    total += 0 if model.layer_inputs is None else model.layer_inputs.size
     return total + (of_heads if model.qk_norm else 0)
 
 

@@ -37,8 +37,8 @@ class Attention:
         self._gate_size = query_size if config.has_output_gate else 0
         if config.has_output_gate:
             self._stored_sizes = [2 * query_size, kv_size, kv_size]
-        if config.keys_are_values:
-            self._names, self._stored_sizes = self._names[:-1], self._stored_sizes[:-1]
+        number = config.num_qkv_parts
+        self._names, self._stored_sizes = self._names[:number], self._stored_sizes[:number]
         if config.has_fused_qkv:
             self._names, self._stored_sizes = ["qkv_proj"], [sum(self._sizes)]
         self._orders = gate_orders(config) if config.has_output_gate else rotary_orders(config)
@@ -47,7 +47,8 @@ class Attention:
         )
         are_of_all = config.qk_norm == "all"
         self.query_norm = blank.norm(query_size if are_of_all else config.head_dim) if config.qk_norm else None
-        self.key_norm = blank.norm(kv_size if are_of_all else config.head_dim) if config.qk_norm else None
+        has_key_norm = config.qk_norm and config.kv_source is None
+        self.key_norm = blank.norm(kv_size if are_of_all else config.head_dim) if has_key_norm else None
         self.output = blank.linear(["o_proj"], [config.hidden_size], query_size, config.output_bias)
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
@@ -84,19 +85,9 @@ class Attention:
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns the rows that `step` wants."""
         config = self._config
-        cos, sin = step.rotary[self._rope]
         projected = self.project(x)
-        query = rotate_and_write(
-            projected[:, self._gate_size :] if self._gate_size else projected,
-            cos,
-            sin,
-            key_cache,
-            value_cache,
-            step.slots,
-            *self._head_norms,
-            config.rms_norm_eps,
-            self._kv_scales,
-        )
+        qkv = projected[:, self._gate_size :] if self._gate_size else projected
+        query = self._queries(qkv, key_cache, value_cache, step)
         if config.qk_norm == "rotated":
             query = query * self._late_weights
         if step.query_factors is not None:
@@ -117,6 +108,12 @@ class Attention:
             attended = attended * torch.sigmoid(gate if step.wanted is None else gate[step.wanted])
         return self._ranks.sum(self.output(attended))
 
+    def _queries(self, qkv: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+        """[num_tokens, num_heads, head_dim]: what `project` made of queries, rotated; writes keys and values."""
+        cos, sin = step.rotary[self._rope]
+        norms, eps = self._head_norms, self._config.rms_norm_eps
+        return rotate_and_write(qkv, cos, sin, key_cache, value_cache, step.slots, *norms, eps, self._kv_scales)
+
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side, of x: [num_tokens, hidden_size]; before them gates, if there are."""
         qkv = self.qkv(x)
@@ -135,10 +132,10 @@ class Attention:
         names = [f"{prefix}.{name}" for name in self._names]
         yield from linear_slots(self.qkv, names, self._stored_sizes, self._orders)
         yield from linear_slots(self.output, [f"{prefix}.o_proj"])
-        if self.query_norm is not None and self.key_norm is not None:
-            called = self._config.names
-            yield WeightSlot(f"{prefix}.{called.query_norm}.weight", self.query_norm, self._config.norm_offset)
-            yield WeightSlot(f"{prefix}.{called.key_norm}.weight", self.key_norm, self._config.norm_offset)
+        called = self._config.names
+        for name, norm in ((called.query_norm, self.query_norm), (called.key_norm, self.key_norm)):
+            if norm is not None:
+                yield WeightSlot(f"{prefix}.{name}.weight", norm, self._config.norm_offset)
         if self._config.quantization is not None:
             yield from self._kv_scale_slots(prefix)
 

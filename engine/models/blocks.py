@@ -99,6 +99,7 @@ class Step:
     rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong. wanted: [n] int64, the tokens whose
     attention is to be computed, those of `metadata`; None: all. query_factors: [num_tokens, 1, 1], what queries are
     multiplied by; None: by nothing. states: where the sequences have theirs, of a model whose layers have some.
+    layer_inputs: [num_tokens, num_layers, size], each layer's own, of a model whose layers have some.
     """
 
     rotary: Sequence[Sequence[Tensor]]
@@ -107,6 +108,19 @@ class Step:
     wanted: Tensor | None = None
     query_factors: Tensor | None = None
     states: StateSlots | None = None
+    layer_inputs: Tensor | None = None
+
+    def of_wanted(self) -> "Step":
+        """What layers need to know that are given the wanted tokens alone, and write no keys."""
+        wanted = self.wanted
+        assert wanted is not None
+        return replace(
+            self,
+            rotary=[[factors[wanted] for factors in pair] for pair in self.rotary],
+            wanted=None,
+            query_factors=None if self.query_factors is None else self.query_factors[wanted],
+            layer_inputs=None if self.layer_inputs is None else self.layer_inputs[wanted],
+        )
 
 
 def linear_slots(

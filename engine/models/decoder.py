@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from ...kernels.linear import Linear
 from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.cut import OF_MATRIX
 from ..checkpoints.model_config import ModelConfig
@@ -20,6 +21,7 @@ from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
 from .layer import DecoderLayer
+from .layer_inputs import LayerInputs
 from .layer_states import LayerStates
 from .rope import by_axis, query_factors, rotary_factors
 
@@ -71,6 +73,10 @@ class Decoder:
             for index, (layer, kind) in enumerate(zip(of_layers, turns, strict=True))
         ]
         self._kv_places = config.kv_places
+        # From there on nothing is kept of tokens.
+        self._last_keeping = max(index for index, layer in enumerate(of_layers) if layer.kv_source is None)
+        inputs = config.layer_inputs
+        self._layer_inputs = None if inputs is None else LayerInputs(blank, inputs)
         self._head = Head(blank, self._embedding if is_tied else None) if self.stage.is_last else None
         self.vision = None if config.vision is None else VisionTower(config.vision, dtype, device)
         self._axes = torch.tensor(config.mrope_axes, dtype=torch.int64, device=device)
@@ -90,7 +96,7 @@ class Decoder:
     @property
     def num_parameters(self) -> int:
         """Of the embedding and of every matrix that is multiplied by, norms and biases left out."""
-        layers = (each for layer in self._layers for each in layer.projections())
+        layers = self._projections()
         head = () if self._head is None else self._head.projections()
         sizes: list[int] = [each.num_outputs * each.num_inputs for each in (*head, *layers)]
         return (0 if self._embedding is None else self._embedding.numel()) + sum(sizes)
@@ -108,6 +114,8 @@ class Decoder:
         """
         if self._head is not None:
             self._head.matrix.prepack()
+        if self._layer_inputs is not None:
+            self._layer_inputs.projection.prepack()
         for layer in self._layers:
             for projection in layer.projections():
                 projection.prepack(int8=quantization == "int8")
@@ -116,8 +124,13 @@ class Decoder:
 
     def scratch_bytes(self, num_tokens: int) -> int:
         """The most that a layer's product of so many tokens takes for a moment; see `Product.scratch_bytes`."""
-        projections = (each for layer in self._layers for each in layer.projections())
-        return max((each.scratch_bytes(num_tokens, self.dtype) for each in projections), default=0)
+        return max((each.scratch_bytes(num_tokens, self.dtype) for each in self._projections()), default=0)
+
+    def _projections(self) -> Iterator[Linear]:
+        if self._layer_inputs is not None:
+            yield self._layer_inputs.projection
+        for layer in self._layers:
+            yield from layer.projections()
 
     @property
     def calls_experts(self) -> bool:
@@ -134,6 +147,8 @@ class Decoder:
     def _own_slots(self) -> Iterator[WeightSlot]:
         if self._embedding is not None:
             yield WeightSlot(f"{self.config.names.embedding}.weight", self._embedding, axes=OF_MATRIX)
+        if self._layer_inputs is not None:
+            yield from self._layer_inputs.weight_slots()
         if self._head is not None:
             yield from self._head.weight_slots()
         for index, layer in enumerate(self._layers):
@@ -180,21 +195,24 @@ class Decoder:
         """
         # The embedding is the first branch that joins the residual stream.
         branch = self._opening(token_ids)
+        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, branch)
         if images is not None and self.stage.is_first:
             images.put(branch)
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         growth = None if self._query_factors is None else self._query_factors[positions]
-        step = Step(rotary, slots, metadata, query_factors=growth, states=None if states is None else states.slots)
+        of_states = None if states is None else states.slots
+        step = Step(rotary, slots, metadata, query_factors=growth, states=of_states, layer_inputs=inputs)
         caches = self._caches(kv_caches, states)
         for index, (layer, (key_cache, value_cache)) in enumerate(zip(self._layers, caches, strict=True)):
-            if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
+            if last_tokens is not None and self.stage.is_last and index == self._last_keeping:
                 step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
             attended = layer.attend(branch, residual, key_cache, value_cache, step)
             if step.wanted is not None:
                 residual = residual[step.wanted]
-            branch = layer.feed_forward(attended, residual)
+                step = step.of_wanted()
+            branch = layer.feed_forward(attended, residual, step)
             if images is not None:
                 images.add(self.stage.first_layer + index, residual)
         hidden = residual.add_(branch)

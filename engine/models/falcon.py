@@ -30,7 +30,7 @@ class FalconLayer(DecoderLayer):
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         return self.attention(self.attention_norm.of_sum(branch, residual), key_cache, value_cache, step)
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         if not self._falcon.is_parallel:
             return self.mlp(self.mlp_norm.of_sum(branch, residual))
         # What attention read, not what it made of it; a norm that both have is cheaper computed again than kept.

@@ -18,7 +18,8 @@ class GemmaLayer(DecoderLayer):
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
         self._norms = {name: RmsNorm(blank) for name in config.names.layer_norms}
-        self.input_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm, *_ = self._norms.values()
+        self.input_norm, self.post_attention_norm, *others = self._norms.values()
+        self.mlp_norm, self.post_mlp_norm, *self._further_norms = others
         self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
 
@@ -29,7 +30,7 @@ class GemmaLayer(DecoderLayer):
         normed = self.input_norm.of_sum(branch, residual)
         return self.post_attention_norm(self.attention(normed, key_cache, value_cache, step))
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         return self.post_mlp_norm(self.mlp(self.mlp_norm.of_sum(branch, residual)))
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -1,6 +1,6 @@
 """The layer of Gemma 4: Gemma 3's, with norms for values, and a number that all of it is multiplied by at its end.
 
-Of a mixture each has experts beside its MLP.
+Of a mixture each has experts beside its MLP; of the small models each has an input of its own behind it.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.moe import choose_experts
-from ...kernels.norm_rotary import rms_norm
+from ...kernels.norm_rotary import apply_rotary, rms_norm
 from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
 from .attention import Attention
-from .blocks import BlankWeights
+from .blocks import BlankWeights, Step
 from .gemma import GemmaLayer
+from .layer_inputs import LayerInputMlp
 from .moe import ExpertsMlp, Mixture
 from .norms import RmsNorm
 
@@ -26,11 +27,16 @@ class Gemma4Layer(GemmaLayer):
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         super().__init__(blank, index, rope)
+        config, self._index = blank.config, index
         self._scalar = torch.empty(1, dtype=blank.dtype, device=blank.device)
+        norms = iter(self._further_norms)
         self._experts: Gemma4Experts | None = None
-        if (moe := blank.config.moe) is not None:
-            self._beside_norm, before, self._experts_norm = list(self._norms.values())[4:7]
-            self._experts = Gemma4Experts(blank, moe, before)
+        if config.moe is not None:
+            self._beside_norm, before, self._experts_norm = next(norms), next(norms), next(norms)
+            self._experts = Gemma4Experts(blank, config.moe, before)
+        self._input_mlp: LayerInputMlp | None = None
+        if config.layer_inputs is not None:
+            self._input_mlp, self._input_norm = LayerInputMlp(blank, config.layer_inputs.size), next(norms)
 
     @property
     def mixture(self) -> Mixture | None:
@@ -39,22 +45,28 @@ class Gemma4Layer(GemmaLayer):
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Gemma4Attention(blank, rope, sliding_window)
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         made = self.mlp(self.mlp_norm.of_sum(branch, residual))
         if self._experts is not None:
             made = self._beside_norm(made) + self._experts_norm(self._experts(residual))
+        made = self.post_mlp_norm(made)
+        if self._input_mlp is not None:
+            assert step.layer_inputs is not None
+            made = self._input_norm(self._input_mlp(residual.add_(made), step.layer_inputs[:, self._index]))
         residual.mul_(self._scalar)
-        return self.post_mlp_norm(made).mul_(self._scalar)
+        return made.mul_(self._scalar)
 
     def projections(self) -> Iterator[Linear]:
         yield from super().projections()
-        if self._experts is not None:
-            yield from self._experts.projections()
+        for part in (self._experts, self._input_mlp):
+            if part is not None:
+                yield from part.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from super().weight_slots(prefix)
-        if self._experts is not None:
-            yield from self._experts.weight_slots(prefix)
+        for part in (self._experts, self._input_mlp):
+            if part is not None:
+                yield from part.weight_slots(prefix)
         yield WeightSlot(f"{prefix}.layer_scalar", self._scalar)
 
 
@@ -81,7 +93,7 @@ class Gemma4Experts(ExpertsMlp):
 
 
 class Gemma4Attention(Attention):
-    """With a norm for each value head, which has no weights."""
+    """With a norm for each value head, which has no weights. Some layers have queries alone, for others' keys."""
 
     @cached_property
     def _ones(self) -> Tensor:
@@ -91,6 +103,8 @@ class Gemma4Attention(Attention):
     def project(self, x: Tensor) -> Tensor:
         """See `Attention`. The last columns are what values are made of, or keys, of which values are made as well."""
         projected = self.qkv(x)
+        if self._config.kv_source is not None:
+            return projected
         made = projected[:, -self._sizes[2] :]
         heads = made.reshape(-1, self._config.head_dim)
         values = rms_norm(heads, self._ones, self._config.rms_norm_eps).view(len(x), -1)
@@ -98,3 +112,16 @@ class Gemma4Attention(Attention):
             return torch.cat((projected, values), dim=1)
         made.copy_(values)
         return projected
+
+    def _queries(self, qkv: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+        if self._config.kv_source is None:
+            return super()._queries(qkv, key_cache, value_cache, step)
+        assert self.query_norm is not None
+        head_dim = self._config.head_dim
+        normed = rms_norm(qkv.view(-1, head_dim), self.query_norm, self._config.rms_norm_eps)
+        return apply_rotary(normed.view(len(qkv), -1, head_dim), *step.rotary[self._rope])
+
+    def _kv_scale_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        if (source := self._config.kv_source) is not None:
+            prefix = f"{self._config.names.layers}.{source}.self_attn"
+        yield from super()._kv_scale_slots(prefix)

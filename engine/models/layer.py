@@ -38,8 +38,11 @@ class DecoderLayer(ABC):
         """
 
     @abstractmethod
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        """Add `branch`, attention's output, to `residual`, in place; return the MLP's. Both: [n, hidden_size]."""
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
+        """Add `branch`, attention's output, to `residual`, in place; return the MLP's. Both: [n, hidden_size].
+
+        `step`: of these n tokens.
+        """
 
     def projections(self) -> Iterator[Linear]:
         """Every matrix that it multiplies by: nearly all of its weights, and of its work."""

@@ -54,7 +54,7 @@ class LlamaLayer(DecoderLayer):
         normed = self.input_norm.of_sum(branch, residual)
         return self._scaled(self.attention(normed, key_cache, value_cache, step))
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         return self._scaled(self.mlp(self.mlp_norm.of_sum(branch, residual)))
 
     def _scaled(self, branch: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class LlamaLayer(DecoderLayer):
 class ParallelLayer(LlamaLayer):
     """Command R's: attention and MLP side by side, on one norm."""
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         # What attention read, not what it made of it; cheaper computed again than kept.
         normed = self.mlp_norm(residual)
         residual.add_(branch)

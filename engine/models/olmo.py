@@ -26,7 +26,7 @@ class OlmoLayer(DecoderLayer):
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         return self.attention_norm(self.attention(residual.add_(branch), key_cache, value_cache, step))
 
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         return self.mlp_norm(self.mlp(residual.add_(branch)))
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:

@@ -58,6 +58,11 @@ def require_stages(model: ModelConfig, num_stages: int) -> None:
             f"pipeline_parallel_size={num_stages} must be at most num_hidden_layers={model.num_hidden_layers} "
             f"of {model.path}"
         )
+    if model.layer_inputs is not None or any(sizes.kv_source is not None for sizes in model.layers):
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} is not supported for {model.path}, whose layers read what earlier "
+            "ones have: use tensor_parallel_size instead"
+        )
 
 
 def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:

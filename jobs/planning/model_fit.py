@@ -181,7 +181,9 @@ class Fit:
 def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, num_words: int) -> int:
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
     wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
-    token_bytes = (3 * model.hidden_size + wide) * item_bytes
+    # Each layer's own input, and what it is made of.
+    inputs = 0 if model.layer_inputs is None else 2 * model.num_hidden_layers * model.layer_inputs.size
+    token_bytes = (3 * model.hidden_size + wide + inputs) * item_bytes
     step = options.max_num_batched_tokens * token_bytes
     logits = options.max_num_logits * num_words * _LOGIT_BYTES if model.stage.is_last else 0
     return _DRIVER_BYTES + step + logits + _graph_bytes(model, options, token_bytes)

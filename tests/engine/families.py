@@ -127,15 +127,15 @@ def falcon(sizes: dict[str, Any], **options: Any) -> FalconConfig:
     return FalconConfig(**shared, **named, eos_token_id=1, **options)
 
 
-def gemma4(sizes: dict[str, Any], **options: Any) -> Gemma4TextConfig:
-    """Two layers of each kind, with heads of two sizes; untied for Gemma's reason, and with a cap that matters."""
+def gemma4(sizes: dict[str, Any], num_pairs: int = 2, **options: Any) -> Gemma4TextConfig:
+    """So many layers of each kind, with heads of two sizes; untied for Gemma's reason, and with a cap that matters."""
     return Gemma4TextConfig(
-        **sizes | {"num_hidden_layers": 4, "num_key_value_heads": 3},
+        **sizes | {"num_hidden_layers": 2 * num_pairs, "num_key_value_heads": 3},
         tie_word_embeddings=False,
         head_dim=20,
         global_head_dim=28,
         sliding_window=15,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_types=["sliding_attention", "full_attention"] * num_pairs,
         final_logit_softcapping=7.0,
         **options,
     )
@@ -273,6 +273,14 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "gemma4": lambda sizes: gemma4(
         sizes, attention_k_eq_v=True, num_global_key_value_heads=2, hidden_size_per_layer_input=0
+    ),
+    "gemma4-small": lambda sizes: gemma4(
+        sizes,
+        num_pairs=3,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=VOCAB_SIZE,
     ),
     "gemma4-moe": lambda sizes: gemma4(
         sizes,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from headrace.engine.checkpoints.model_shape import KVHeads, LayerSizes, MoeConfig
+from headrace.engine.checkpoints.model_shape import KVHeads, LayerInputsConfig, LayerSizes, MoeConfig
 from headrace.engine.checkpoints.rope_config import RopeConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError, ModelError
@@ -201,6 +201,22 @@ def test_gemma_4_as_it_is_published(tmp_path):
     assert whole.layers[-1] == LayerSizes(3, 512, 64)
 
 
+def test_layers_of_gemma_4_that_read_the_keys_of_others(tmp_path):
+    """The last own layer of each kind has them, and the others' MLPs are wider."""
+    fields = {**GEMMA_4, "attention_k_eq_v": False, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]}
+    inputs = {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 90}
+    config = read(tmp_path, **fields | kinds | inputs)
+    assert [sizes.kv_source for sizes in config.layers] == [None, None, None, 1, 2, 1, 1]
+    assert [sizes.intermediate_size for sizes in config.layers] == [64] * 3 + [128] * 4
+    assert config.kv_groups == {KVHeads(3, 32): [0, 2], KVHeads(3, 512): [1]}
+    assert config.kv_places == [(0, 0), (1, 0), (0, 1), (1, 0), (0, 1), (1, 0), (1, 0)]
+    assert config.layer_inputs == LayerInputsConfig(12, 90)
+    assert config.names.layer_norms[-1] == "post_per_layer_input_norm"
+    plain = read(tmp_path, **fields | {"use_double_wide_mlp": False}, **kinds)
+    assert ({sizes.intermediate_size for sizes in plain.layers}, plain.layer_inputs) == ({64}, None)
+
+
 def test_gemma_4s_mixture(tmp_path):
     sizes = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 24}
     config = read(tmp_path, **GEMMA_4, enable_moe_block=True, **sizes)
@@ -216,6 +232,10 @@ def test_gemma_4s_mixture(tmp_path):
         ({"per_layer_config": {"6": FULL_HEADS}}, "per_layer_config has other heads than one kind"),
         ({"per_layer_config": {"0": FULL_HEADS}}, "per_layer_config has other heads than one kind"),
         ({"per_layer_config": {"6": {"hidden_size": 8}}}, "per_layer_config has hidden_size; supported: head_dim"),
+        (
+            {"num_kv_shared_layers": 6},
+            "num_kv_shared_layers leaves 1 layers with keys and values, of which none is like",
+        ),
         ({"num_global_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
     ],
 )

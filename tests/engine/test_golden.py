@@ -45,9 +45,9 @@ SCHEDULES = [
 
 
 # What a schedule can do to a family is in how its layers use the cache: all of it, a window in every layer or in every
-# other one, with caps on scores or with sinks, with heads of two sizes, or as latents; and experts, who get other rows
-# in each step.
-@pytest.fixture(params=["llama", "mistral-window", "gemma2", "gemma4", "gpt-oss", "deepseek-v3"])
+# other one, with caps on scores or with sinks, with heads of two sizes that later layers read too, or as latents; and
+# experts, who get other rows in each step.
+@pytest.fixture(params=["llama", "mistral-window", "gemma2", "gemma4-small", "gpt-oss", "deepseek-v3"])
 def family(request: pytest.FixtureRequest, checkpoint: MakeCheckpoint) -> Checkpoint:
     return checkpoint(request.param)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
-from ..model_shape import DecoderNames, LayerSizes, ModelShape, MoeConfig
+from ..model_shape import DecoderNames, LayerInputsConfig, LayerSizes, ModelShape, MoeConfig
 from ..vision_config import decoder_fields
 from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
 from .sliding_windows import read_windows, sliding_layers
@@ -21,20 +21,19 @@ _DEFAULTS = {
     "max_position_embeddings": 131_072,
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
 }
 # Of a mixture: behind the MLP beside it, before the experts, and behind them.
 _MIXTURE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+_INPUT_NORMS = ("post_per_layer_input_norm",)
 _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 
 
-def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
-    """A Gemma whose layers without a window have larger heads, and fewer of them for keys."""
+def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
+    """A Gemma whose layers without a window have larger heads. `prefix`: of its tensors' names."""
     if raw.get("use_bidirectional_attention") == "all":
         raise ModelError("use_bidirectional_attention is 'all': a model that looks ahead cannot generate")
     raw = {**_DEFAULTS, "rope_parameters": {"full_attention": _FULL_ROPE}, **_without_nulls(raw)}
-    for field in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        if raw.get(field):
-            raise ModelError(f"{field} is {raw[field]}: of Gemma 4 the models without it are supported")
     is_sliding = _sliding_layers(raw)
     plain = read_gemma2(
         folder,
@@ -47,6 +46,8 @@ def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
             "use_bidirectional_attention": None,
         },
     )
+    layers, moe, inputs = _layers(raw, plain, is_sliding), _mixture(raw, len(is_sliding)), _layer_inputs(raw)
+    norms = GEMMA_NORMS + (_MIXTURE_NORMS if moe is not None else ()) + (_INPUT_NORMS if inputs is not None else ())
     return replace(
         plain,
         decoder_layer="gemma4",
@@ -55,27 +56,31 @@ def read_gemma4(folder: Path, raw: Raw) -> ModelShape:
         qk_norm="heads",
         ropes=ropes_by_window(raw, is_sliding, 1e6, 1e4),
         sliding_windows=read_windows(raw, is_sliding),
-        layers=_layers(raw, plain, is_sliding),
-        moe=(moe := _mixture(raw, len(is_sliding))),
-        names=DecoderNames(layer_norms=GEMMA_NORMS if moe is None else (*GEMMA_NORMS, *_MIXTURE_NORMS)),
+        layers=layers,
+        layer_inputs=inputs,
+        moe=moe,
+        names=DecoderNames(f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", layer_norms=norms),
+        # Some checkpoints have them all the same.
+        unread_parts=tuple(
+            f"{prefix}.layers.{index}.self_attn.{part}_"
+            for index, sizes in enumerate(layers)
+            if sizes.kv_source is not None
+            for part in "kv"
+        ),
     )
 
 
 def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
     """The decoder of a Gemma 4 that takes images, audio and video too, none of which is supported."""
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", raw["text_config"].get("tie_word_embeddings", True))}
-    shape = read_gemma4(folder, {**decoder_fields(raw), **tied})
-    language = "model.language_model"
-    return replace(
-        shape,
-        names=replace(
-            shape.names,
-            embedding=f"{language}.embed_tokens",
-            layers=f"{language}.layers",
-            final_norm=f"{language}.norm",
-        ),
-        unread_parts=tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
-    )
+    shape = read_gemma4(folder, {**decoder_fields(raw), **tied}, "model.language_model")
+    others = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
+    return replace(shape, unread_parts=shape.unread_parts + others)
+
+
+def _layer_inputs(raw: Raw) -> LayerInputsConfig | None:
+    size = int(raw["hidden_size_per_layer_input"])
+    return LayerInputsConfig(size, int(raw["vocab_size_per_layer_input"])) if size else None
 
 
 def _mixture(raw: Raw, num_layers: int) -> MoeConfig | None:
@@ -106,7 +111,26 @@ def _layers(raw: Raw, plain: ModelShape, is_sliding: tuple[bool, ...]) -> tuple[
     sliding = LayerSizes(plain.num_key_value_heads, plain.head_dim, plain.intermediate_size)
     has_same = bool(raw.get("attention_k_eq_v", False))
     full = replace(_full_heads(raw, sliding, is_sliding, has_same), keys_are_values=has_same)
-    return tuple(sliding if slides else full for slides in is_sliding)
+    widened = 2 if raw.get("use_double_wide_mlp") else 1
+    num_own = len(is_sliding) - int(raw.get("num_kv_shared_layers", 0))
+    layers: list[LayerSizes] = []
+    for index, slides in enumerate(is_sliding):
+        sizes = sliding if slides else full
+        if index >= num_own:
+            wide = widened * sizes.intermediate_size
+            sizes = replace(sizes, intermediate_size=wide, kv_source=_source(is_sliding, num_own, slides))
+        layers.append(sizes)
+    return tuple(layers)
+
+
+def _source(is_sliding: tuple[bool, ...], num_own: int, slides: bool) -> int:
+    """The last of the layers of this kind that have keys and values."""
+    for index in reversed(range(num_own)):
+        if is_sliding[index] is slides:
+            return index
+    raise ModelError(
+        f"num_kv_shared_layers leaves {num_own} layers with keys and values, of which none is like one of the others"
+    )
 
 
 def _full_heads(raw: Raw, sliding: LayerSizes, is_sliding: tuple[bool, ...], has_same: bool) -> LayerSizes:

@@ -56,6 +56,18 @@ MODELS: dict[str, PretrainedConfig] = {
         hidden_size_per_layer_input=0,
         tie_word_embeddings=False,
     ),
+    "keys of earlier layers, inputs of layers' own": Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1},
+        head_dim=16,
+        global_head_dim=24,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=SIZES["vocab_size"],
+        tie_word_embeddings=False,
+    ),
     "latents that are attended to, experts in groups": DeepseekV3Config(
         **LATENT_SIZES, q_lora_rank=20, n_routed_experts=6, num_experts_per_tok=2, n_group=3, topk_group=2
     ),

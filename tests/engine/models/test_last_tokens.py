@@ -5,19 +5,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.logprobs import PromptLogprobs
+from headrace.engine.models.mlp import GatedMlp
 from headrace.engine.scheduling.scheduled_sequence import ScheduledSequence
 from headrace.engine.scheduling.sequence import Sequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
-# A norm after each half as well, heads of two sizes, a mixture, windows, and the plain one.
-NAMES = ["llama", "gemma2", "gemma4", "mixtral", "qwen3"]
+# A norm after each half as well, layers without keys and with inputs of their own, a mixture, windows, the plain one.
+NAMES = ["llama", "gemma2", "gemma4-small", "mixtral", "qwen3"]
 
 
 def scheduled(lens: list[int], ends: list[bool]) -> list[ScheduledSequence]:
@@ -50,6 +52,22 @@ def test_logits_and_cache_are_those_of_all_tokens(checkpoint, name, ends):
         cache.zero_()
     torch.testing.assert_close(runner.execute(batch), expected, rtol=1e-5, atol=1e-5)
     assert all(map(torch.equal, caches, expected_caches))
+
+
+def test_layers_without_keys_of_their_own_compute_the_last_tokens_alone(checkpoint, monkeypatch):
+    """In prompts that is half of a Gemma 4 E2B."""
+    batch = Batch.build(scheduled([13, 1, 16], [True] * 3), BLOCK_SIZE, CPU)
+    options = EngineConfig(device="cpu", dtype="float32", num_gpu_blocks_override=6, block_size=BLOCK_SIZE)
+    runner = ModelRunner(ModelConfig.from_pretrained(checkpoint("gemma4-small").folder), options)
+    computed, call = list[int](), GatedMlp.__call__
+
+    def noted(mlp: GatedMlp, x: Tensor) -> Tensor:
+        computed.append(len(x))
+        return call(mlp, x)
+
+    monkeypatch.setattr(GatedMlp, "__call__", noted)
+    runner.execute(batch)
+    assert computed == [30, 30, 3, 3, 3, 3]
 
 
 def test_decodes_are_computed_as_they_are():

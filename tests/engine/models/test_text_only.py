@@ -40,7 +40,7 @@ CONFIGS: dict[str, Any] = {
         tie_word_embeddings=False,
     ),
     "gemma4": Gemma4Config(
-        text_config=FAMILIES["gemma4"].to_dict(),
+        text_config=FAMILIES["gemma4-small"].to_dict(),
         vision_config={
             **{name: size for name, size in EYES.items() if name != "num_attention_heads"},
             "num_attention_heads": 2,
@@ -86,6 +86,17 @@ def test_text_is_answered_as_transformers_does(kind, tmp_path):
     expected = greedy(model, PROMPT)
     assert len(set(expected)) > 10
     assert generated(tmp_path) == expected
+
+
+def test_keys_that_layers_of_gemma_4_do_not_use_are_passed_over(tmp_path):
+    model = save_random_model(CONFIGS["gemma4"], tmp_path, AutoModelForImageTextToText)
+    tensors = load_file(tmp_path / "model.safetensors")
+    attention, shared = (f"model.language_model.layers.{layer}.self_attn" for layer in (2, 4))
+    for part in ("k_proj", "v_proj", "k_norm"):
+        assert f"{shared}.{part}.weight" not in tensors
+        tensors[f"{shared}.{part}.weight"] = tensors[f"{attention}.{part}.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert generated(tmp_path) == greedy(model, PROMPT)
 
 
 def test_what_the_smallest_gemma_leaves_out(tmp_path):

@@ -147,6 +147,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
     },
 }
+# Its last layers read the keys and values of others, so it is not for stages.
+GEMMA_4_SMALL = {
+    **_GEMMA_4,
+    "attention_k_eq_v": False,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 301,
+}
 _STATES = {
     "num_hidden_layers": 4,
     "full_attention_interval": 2,
@@ -183,5 +194,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, name: str = "qwen2", **fields: Any) -> Path:
     """A folder with a `config.json` alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**SIZES, **(MODELS | WITH_STATES)[name], **fields}))
+    (folder / "config.json").write_text(
+        json.dumps({**SIZES, **(MODELS | WITH_STATES | {"gemma4-small": GEMMA_4_SMALL})[name], **fields})
+    )
     return folder

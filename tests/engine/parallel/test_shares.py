@@ -15,7 +15,7 @@ from .sharing import CPU, FROM_FILE, Way, assert_close, logits_of, saved_logits,
 from .small_models import MODELS, QUANTIZED, WITH_STATES, write_model
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "gemma4-small"])
 def test_of_every_family(name, tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, name))
     expected = saved_logits(config)

@@ -152,6 +152,12 @@ def test_more_stages_than_layers_are_refused_with_both_numbers(tmp_path):
         require_parallel(config, 3, 2)
 
 
+def test_stages_of_layers_that_read_what_others_keep_are_refused(tmp_path):
+    config = ModelConfig.from_pretrained(write_model(tmp_path, "gemma4-small"))
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=2 is not supported for .* use tensor_parallel_size"):
+        require_parallel(config, 1, 2)
+
+
 def test_a_stage_without_states_or_without_keys_and_values_is_refused(tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, "qwen3.5"))
     assert own_model(config, 0, 2, 0, 1).linear_attention is not None
