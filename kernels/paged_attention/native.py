@@ -11,7 +11,7 @@ from .metadata import AttentionMetadata
 
 # What the kernels' tiles and buffers are made for.
 _HEAD_DIM_UNITS = {torch.bfloat16: 16, torch.float32: 8}
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _NO_WINDOW = 2**31 - 1
 
 
@@ -82,5 +82,5 @@ def paged_attention_native(
         scale,
         math.inf if soft_cap is None else soft_cap,
     )
-    native_kernel("paged_attention", query.dtype)(ctypes.addressof(call))
+    native_kernel("attention", query.dtype)(ctypes.addressof(call))
     return output

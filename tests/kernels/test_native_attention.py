@@ -63,7 +63,7 @@ BATCHES = {
     "computed-in-the-same-step": Batch((96, 1, 4), (96, 97, 100), ("system",) * 3),
     "nothing-of-their-own": Batch((1, 1, 2), (96, 96, 96), ("system",) * 3),
 }
-HEADS = [(9, 3, 64), (4, 4, 16), (2, 1, 32), (6, 2, 80), (7, 1, 128), (4, 2, 96), (8, 1, 64), (5, 1, 256)]
+HEADS = [(9, 3, 64), (4, 4, 16), (2, 1, 32), (6, 2, 80), (7, 1, 128), (4, 2, 96), (8, 1, 64), (5, 1, 256), (8, 1, 512)]
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def test_what_it_does_not_take(change, instructions):
     assert not takes_native(other.query, other.key_cache, other.value_cache, other.scale)
 
 
-@pytest.mark.parametrize(("head_dim", "block_size"), [(20, 16), (288, 16), (64, 12)])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(20, 16), (544, 16), (64, 12)])
 def test_sizes_that_it_does_not_take(head_dim, block_size):
     for dtype in (torch.float32, torch.bfloat16):
         query, cache = (torch.zeros(size, dtype=dtype) for size in ((1, 2, head_dim), (4, block_size, 2, head_dim)))

@@ -13,7 +13,7 @@
 
 #ifdef HEADRACE_X86
 // Attention as kernels/paged_attention/native.py describes it.
-HEADRACE_API void headrace_paged_attention(const attention::Call* call) {
+HEADRACE_API void headrace_attention(const attention::Call* call) {
     if (call->uses_amx) {
         attention::run<attention::Item<attention::Amx>>(*call);
     } else {

@@ -14,7 +14,7 @@ constexpr int kLanes = 16;         // queries in a tile: one head of one token e
 constexpr __mmask16 kAllLanes = 0xffff;
 constexpr int kStep = 32;          // keys that one instruction of the second product takes
 constexpr int kChunk = 128;        // keys that scores are held of at a time
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 // Below any score, and finite, so that a query that has seen no key yet computes no NaN.
 constexpr float kNoScore = -1e30f;
 // Weights relative to a base that is not the highest score may add up to this before the base is raised.

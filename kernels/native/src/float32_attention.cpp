@@ -168,8 +168,8 @@ private:
 
 }  // namespace float32
 
-// As `headrace_paged_attention`, all tensors of float32.
-HEADRACE_API void headrace_float32_paged_attention(const attention::Call* call) {
+// As `headrace_attention`, all tensors of float32.
+HEADRACE_API void headrace_float32_attention(const attention::Call* call) {
     if (call->uses_avx512) {
         attention::run<float32::Item<float32::Avx512, float32::FewAvx512>>(*call);
     } else {

@@ -13,7 +13,7 @@ from headrace import LoRARequest
 
 from ..conftest import save_random_model
 from ..families import VOCAB_SIZE, families
-from .adapters import ATTENTION, LATENT_ATTENTION, LINEAR_ATTENTION, MLP, merged, save_adapter
+from .adapters import ATTENTION, LATENT_ATTENTION, LAYER_INPUTS, LINEAR_ATTENTION, MLP, merged, save_adapter
 
 NUM_TOKENS = 32
 # As an adapter of each family is, one that fuses projections has them under other names.
@@ -45,8 +45,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
     def make(family: str) -> Adapted:
         folder = tmp_path_factory.mktemp(family)
         model = save_random_model(families(device)[family], folder)
-        linear = LINEAR_ATTENTION if family.startswith("qwen3.5") else ()
-        targets = _FUSED if family.startswith("phi3") else (*ATTENTION, *MLP, *linear)
+        further = {"qwen3.5": LINEAR_ATTENTION, "gemma4-small": LAYER_INPUTS}.get(family, ())
+        targets = _FUSED if family.startswith("phi3") else (*ATTENTION, *MLP, *further)
         few: tuple[str, ...] = (targets[0], "down_proj")
         attention: tuple[str, ...] = ("v_proj", "o_proj")
         if family.startswith("deepseek"):

@@ -14,7 +14,10 @@ from headrace.engine.request import Request
 from ..running import greedy_params, run_all, token_ids
 from .conftest import NUM_TOKENS, Adapted
 
-FAMILIES = ["llama", "qwen2-yarn", "phi3-window", "gemma2", "llama-bias-tied-rope3", "ernie", "deepseek-v3"]
+FAMILIES = [
+    *("llama", "qwen2-yarn", "phi3-window", "gemma2", "gemma4", "gemma4-small", "llama-bias-tied-rope3", "ernie"),
+    "deepseek-v3",
+]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 13, "block_size": 8},

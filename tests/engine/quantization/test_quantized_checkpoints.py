@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     DeepseekV3Config,
+    Gemma4TextConfig,
     GlmConfig,
     LlamaConfig,
     MixtralConfig,
@@ -60,6 +61,18 @@ FAMILIES = {
         n_group=2,
         topk_group=1,
         first_k_dense_replace=1,
+    ),
+    "gemma4": Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 4},
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=64,
+        vocab_size_per_layer_input=96,
+        tie_word_embeddings=False,
     ),
     "qwen3.5": Qwen3_5TextConfig(
         **SIZES,
@@ -180,6 +193,12 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         WITH_STATES,
     ),
     "compressed int4": ("llama", packed(32, True), compressed("pack-quantized", INT4, HEAD), LAYERS),
+    "compressed int4 of layers with inputs of their own": (
+        "gemma4",
+        packed(32, True),
+        compressed("pack-quantized", INT4, HEAD),
+        r"model\.(layers\..*(proj|per_layer_(input_gate|projection))|per_layer_model_projection)$",
+    ),
     "compressed int4 with zeros": (
         "qwen2",
         packed(None, False),
