@@ -33,7 +33,8 @@ def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
     """A Gemma whose layers without a window have larger heads. `prefix`: of its tensors' names."""
     if raw.get("use_bidirectional_attention") == "all":
         raise ModelError("use_bidirectional_attention is 'all': a model that looks ahead cannot generate")
-    raw = {**_DEFAULTS, "rope_parameters": {"full_attention": _FULL_ROPE}, **_without_nulls(raw)}
+    raw = {**_DEFAULTS, **_without_nulls(raw)}
+    ropes = raw.get("rope_parameters") or {"full_attention": _FULL_ROPE}
     is_sliding = _sliding_layers(raw)
     plain = read_gemma2(
         folder,
@@ -54,7 +55,7 @@ def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
         attention_scale=1.0,
         norm_offset=0.0,
         qk_norm="heads",
-        ropes=ropes_by_window(raw, is_sliding, 1e6, 1e4),
+        ropes=ropes_by_window({**raw, "rope_parameters": ropes}, is_sliding, 1e6, 1e4),
         sliding_windows=read_windows(raw, is_sliding),
         layers=layers,
         layer_inputs=inputs,

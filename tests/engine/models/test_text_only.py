@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma3Config, Gemma4Config, Mistral3Config
 
 from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.model_shape import LayerInputsConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ModelError
@@ -125,6 +126,24 @@ def test_what_the_smallest_gemma_leaves_out(tmp_path):
     assert [(rope.theta, rope.rope_type, rope.factor) for rope in config.ropes[4:6]] == [
         (1e4, "default", 1.0),
         (1e6, "linear", 8.0),
+    ]
+
+
+def test_what_gemma_4_may_leave_out(tmp_path):
+    text = {"model_type": "gemma4_text", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 12}
+    raw = {"architectures": ["Gemma4ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config, published = ModelConfig.from_pretrained(tmp_path), Gemma4Config(text_config=text).text_config
+    assert config.vocab_size == published.vocab_size == 262_144
+    assert config.num_attention_heads == published.num_attention_heads == 8
+    assert config.max_position_embeddings == published.max_position_embeddings == 131_072
+    assert config.tie_word_embeddings
+    assert [(sizes.num_key_value_heads, sizes.head_dim) for sizes in config.layers[4:6]] == [(4, 256), (4, 512)]
+    assert config.sliding_windows == ((published.sliding_window,) * 5 + (None,)) * 2
+    assert config.layer_inputs == LayerInputsConfig(256, 262_144)
+    assert [(rope.theta, rope.rope_type, rope.turning_share) for rope in config.ropes[4:6]] == [
+        (1e4, "default", 1.0),
+        (1e6, "proportional", 0.25),
     ]
 
 
