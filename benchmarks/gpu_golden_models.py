@@ -18,6 +18,16 @@ _SIZES: dict[str, Any] = {
 # Shorter than the prompts, and no multiple of a block.
 _WINDOW = 27
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+# Heads as large as Gemma 4's, untied for its embeddings' sake.
+_GEMMA_4: dict[str, Any] = {
+    **_SIZES,
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 96}
 
 # With gpu_engine's "gate latents" and "gate states" they are all there are. Heads are of few sizes: attention's kernel
@@ -82,6 +92,25 @@ GOLDEN: dict[str, dict[str, Any]] = {
         "rotary_dim": 32,
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
+    },
+    # Of two sizes, with values that are keys, and experts beside MLPs.
+    "golden large heads": {
+        **_GEMMA_4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 96,
+    },
+    # Layers that read the keys of others, and have inputs of their own.
+    "golden shared keys": {
+        **_GEMMA_4,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 2048,
     },
     # With biases, and an MLP without a gate.
     "golden layer norms": {

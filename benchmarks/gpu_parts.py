@@ -73,7 +73,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         part(TILES, 60, _tiles),
         part(MIXED, 150, _mixed),
         part(HOST, 12, _host),
-        part(GOLDEN, 36, _golden),
+        part(GOLDEN, 42, _golden),
     ]
 
 

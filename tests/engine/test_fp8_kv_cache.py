@@ -5,6 +5,7 @@ The engine itself keeps such a cache on a GPU only; the model computes with one 
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from headrace.engine.execution.devices import resolve_kv_cache_dtype
 from headrace.engine.kv_cache.kv_memory import KVMemory, block_bytes
 from headrace.engine.llm import LLM
 from headrace.engine.models import load_model
-from headrace.kernels.kv_cache.fp8 import FP8_LARGEST
+from headrace.engine.models.attention import Attention
+from headrace.kernels.kv_cache.fp8 import FP8_LARGEST, KVScales
 from headrace.kernels.paged_attention import AttentionMetadata
 
 from .conftest import save_random_model
@@ -46,10 +48,14 @@ ATTENTION = "model.layers.1.self_attn"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint of three layers, none of whose weights are quantised."""
-    save_random_model(FAMILIES["llama"], tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": SCHEME}))
-    return tmp_path
+    return save(FAMILIES["llama"], tmp_path)
+
+
+def save(family: Any, folder: Path) -> Path:
+    save_random_model(family, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": SCHEME}))
+    return folder
 
 
 def add(folder: Path, scales: dict[str, float]) -> None:
@@ -97,6 +103,14 @@ def test_latents_in_fp8(tmp_path):
     assert cache.shape == exact.shape
     torch.testing.assert_close(cache[:, 0].float(), exact[:, 0], rtol=0.08, atol=0.02)
     assert 0.97 < torch.nn.functional.cosine_similarity(hidden, exact_hidden).mean() < 1 - 1e-6
+
+
+def test_layers_that_read_the_keys_of_another_have_its_scales(tmp_path):
+    add(save(FAMILIES["gemma4-small"], tmp_path), {"k_scale": 0.5, "v_scale": 4.0})
+    model = load_model(ModelConfig.from_pretrained(tmp_path), EngineConfig(max_model_len=32), torch.float32, CPU)
+    scales = [layer.attention._kv_scales for layer in model._layers if isinstance(layer.attention, Attention)]
+    # The second layer's keys are those of all that have no window.
+    assert scales == [KVScales(), KVScales(0.5, 4.0)] * 3
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0])
