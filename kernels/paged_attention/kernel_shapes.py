@@ -93,7 +93,7 @@ def _of_long_sums(
     narrow_rows: int, wide_rows: int, head_dim: int, key_rest: int, dtype: torch.dtype, shared: int
 ) -> KernelShapes:
     """With any of these tiles what the loop goes on with stays in registers, as is read in the machine's code for sums
-    of 512 numbers."""
+    of 512 numbers; but for a few where float32 has heads so large and 99 KiB."""
 
     def of_rows(rows: int) -> KernelShape:
         # Keys at a time, and stages. Of 64 rows the sums go through shared memory on a B200, which takes what is left.
