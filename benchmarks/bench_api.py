@@ -70,7 +70,7 @@ def engine_request(asked: dict[str, Any]) -> Request:
     made = new_request(
         asked["messages"], MODEL, max_tokens=asked["max_tokens"], min_tokens=asked["min_tokens"], temperature=0
     )
-    return Request(made.id, made.prompt_token_ids, made.sampling.params(0, None), priority=-1)
+    return Request(made.id, made.prompt_token_ids, made.sampling.params(None), priority=-1)
 
 
 def in_process(host: EngineHost, tokenizer: Tokenizer, requests: Sequence[Request]) -> list[Streamed]:

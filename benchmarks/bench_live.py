@@ -74,7 +74,7 @@ def asked(count: int, max_tokens: int) -> list[LiveRequest]:
 
 
 def engine_request(request: LiveRequest) -> Request:
-    return Request(request.id, request.prompt_token_ids, request.sampling.params(0, None), priority=-1)
+    return Request(request.id, request.prompt_token_ids, request.sampling.params(None), priority=-1)
 
 
 def through_host(host: EngineHost, request: LiveRequest) -> Timed:

@@ -104,7 +104,7 @@ class RequestReader:
             calls = expected_calls(request, tokenizer)
             sampling = json_or_calls(sampling, calls, request.callable_functions, tokenizer)
             # Refuses what cannot be beside that.
-            sampling.params(0, request.choices)
+            sampling.params(request.choices)
         return RowSampling(sampling=sampling, choices=request.choices)
 
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:

@@ -172,8 +172,7 @@ class LiveAnswer:
 
 def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:
     """What is the same in the engine's requests for all samples. Raises `InvalidRequestError`."""
-    # Not the seed of a job's row: what the user gave is what the engine gets.
-    params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
+    params = asked.sampling.params(asked.choices)
     files = asked.image_files
     images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
     return Request(

@@ -121,7 +121,7 @@ class LiveRequest(BaseModel):
             created_at=now,
             deadline_at=now + timeout_seconds,
         )
-        request.sampling.params(0, request.choices)
+        request.sampling.params(request.choices)
         return request
 
     @property

@@ -162,7 +162,7 @@ class RowRequests:
     @cached_property
     def _job_params(self) -> SamplingParams:
         """What all rows have in common. Raises `InvalidRequestError`."""
-        params = self.spec.sampling.params(0, self.spec.choices)
+        params = self.spec.sampling.params(self.spec.choices)
         # Of as many votes for two answers the likelier one wins.
         needs_logprobs = self.spec.vote and params.choices is None and params.logprobs is None
         return replace(params, logprobs=0) if needs_logprobs else params

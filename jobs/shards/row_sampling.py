@@ -1,7 +1,5 @@
 """How one row is sampled where its job leaves that to each row, as a line of a batch file says it for itself."""
 
-from dataclasses import replace
-
 from pydantic import BaseModel, ConfigDict
 
 from ...engine.sampling_params import SamplingParams
@@ -18,7 +16,7 @@ class RowSampling(BaseModel):
 
     def params(self) -> SamplingParams:
         """Raises `InvalidRequestError` naming the field out of range."""
-        return replace(self.sampling.params(0, self.choices), seed=self.sampling.seed)
+        return self.sampling.params(self.choices)
 
     def to_json(self) -> str:
         """For the spool: what differs from the defaults."""

@@ -145,13 +145,12 @@ class SamplingSpec(BaseModel):
         given = self.structured_outputs or self.response_format
         return None if given is None else given.params
 
-    def params(self, row: int, choices: tuple[str, ...] | None) -> SamplingParams:
-        """One row's parameters for the engine. Raises `InvalidRequestError` naming the field out of range."""
+    def params(self, choices: tuple[str, ...] | None) -> SamplingParams:
+        """The same for the engine. Raises `InvalidRequestError` naming the field out of range."""
         return SamplingParams(
-            **self.model_dump(exclude={"logprobs", "top_logprobs", "seed", "response_format", "structured_outputs"}),
+            **self.model_dump(exclude={"logprobs", "top_logprobs", "response_format", "structured_outputs"}),
             structured_outputs=self.structure,
             logprobs=self.top_logprobs if self.logprobs else None,
-            seed=row_seed(self.seed, row),
             choices=choices,
         )
 

@@ -155,7 +155,7 @@ class JobSpec(BaseModel):
             spec = cls(**{"schema_version": SCHEMA_VERSION, **values})
             # Where nobody has said how long an answer may be, the thinking does not use it up.
             spec = spec.model_copy(update={"sampling": spec.sampling.with_room_to_think()})
-            spec.sampling.params(0, spec.choices)
+            spec.sampling.params(spec.choices)
             spec._check_tool_choice()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

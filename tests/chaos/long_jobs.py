@@ -13,6 +13,7 @@ from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Job
 from headrace.jobs.hosting.answer_values import logprob_entries
+from headrace.jobs.spec.sampling import row_seed
 
 from ..engine.fakes import FakeRunner, fake_engine
 from .model import CONTEXT, prompt_of
@@ -64,7 +65,8 @@ class LongJob:
         return [self._columns(answer) for answer in _answers([self._request(row) for row in range(self.num_rows)])]
 
     def _request(self, row: int) -> Request:
-        params = self.job.spec.sampling.params(row, None)
+        sampling = self.job.spec.sampling
+        params = sampling.params(None).with_seed(row_seed(sampling.seed, row))
         grammar = self.tokenizer.grammar(params.structured_outputs)
         return Request(str(row), prompt_of(self.first_row + row), params, grammar=grammar)
 

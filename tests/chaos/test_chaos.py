@@ -185,5 +185,5 @@ def undisturbed(spec: JobSpec, row: int) -> str:
 
 @cache
 def _undisturbed(row: int) -> str:
-    params = JobSpec.parse(model="m", sampling={"max_tokens": MAX_TOKENS}).sampling.params(row, None)
+    params = JobSpec.parse(model="m", sampling={"max_tokens": MAX_TOKENS}).sampling.params(None)
     return text_of(fake_answer(Request("r", prompt_of(row), params), CONTEXT))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from headrace.engine.checkpoints.hub import LocatedModel
 from headrace.engine.config import EngineConfig
 from headrace.engine.request import Request
+from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.shards.adapters import FittingAdapters
@@ -24,6 +25,7 @@ from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.row_streams import RowStreams
 from headrace.jobs.shards.runner import ShardRunner
 from headrace.jobs.shards.weights import ModelWeights
+from headrace.jobs.spec.sampling import row_seed
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.row_watch import RowWatch
@@ -134,10 +136,14 @@ class Shop:
         self.ledger.messages.requeue_expired(QUEUE)
         return shard_runner(self.tools, QUEUE, f"worker {next(self.owners)}")
 
+    def params(self, row: int, choices: tuple[str, ...] | None = None) -> SamplingParams:
+        """A row's, with its own seed."""
+        return self.spec.sampling.params(choices).with_seed(row_seed(self.spec.sampling.seed, row))
+
     def answer(self, row: int) -> list[int]:
         """The tokens of a row that has the engine for itself."""
         prompt = self.rows[row].prompt_token_ids or []
-        return fake_answer(Request("r", prompt, self.spec.sampling.params(row, None)), CONTEXT)
+        return fake_answer(Request("r", prompt, self.params(row)), CONTEXT)
 
     def text(self, row: int) -> str:
         return self.tools.tokenizer.decode(self.answer(row))

@@ -161,7 +161,7 @@ def checked_sampling(values: Mapping[str, Any], choices: tuple[str, ...] | None)
     """Raises `ApiError` (400) naming the field that is out of range or goes ill with another."""
     try:
         spec = SamplingSpec(**values)
-        spec.params(0, choices)
+        spec.params(choices)
     except ValidationError as error:
         raise refusal(error.errors(include_url=False)[0]) from error
     except InvalidRequestError as error:

@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class Desk:
 
     def tokens(self, request: LiveRequest, sample: int = 0) -> list[int]:
         """What the undisturbed engine answers."""
-        params = replace(request.sampling.params(0, request.choices), seed=request.sampling.seed).of_sample(sample)
+        params = request.sampling.params(request.choices).of_sample(sample)
         return fake_answer(Request("r", request.prompt_token_ids, params), CONTEXT)
 
     def assert_streamed(self, request: LiveRequest, sample: int = 0) -> list[StreamEvent]:

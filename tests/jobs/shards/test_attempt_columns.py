@@ -53,7 +53,7 @@ def test_penalties_reach_the_engine(shop):
     shop.create(ROWS, sampling={"max_tokens": 12, "repetition_penalty": 3.0, "presence_penalty": 2.0})
     shop.attempt().run()
     shop.assert_complete()
-    plain = SamplingSpec(max_tokens=12).params(0, None)
+    plain = SamplingSpec(max_tokens=12).params(None)
     answers = [fake_answer(Request("r", row.prompt_token_ids or [], plain), CONTEXT) for row in ROWS]
     assert answers != [shop.answer(row.row) for row in ROWS]
 
@@ -121,7 +121,7 @@ def test_several_answers_stand_in_a_list_the_first_in_its_own_column_too(shop):
         if row.error:
             assert (values["output"], values["outputs"], values["error"]) == (None, None, "prompt is empty")
             continue
-        params = shop.spec.sampling.params(row.row, None)
+        params = shop.params(row.row)
         samples = [Request("r", list(row.prompt_token_ids or ()), params.of_sample(index)) for index in range(3)]
         answers = [fake_answer(request, CONTEXT) for request in samples]
         assert values["outputs"] == [*map(decode, answers)]

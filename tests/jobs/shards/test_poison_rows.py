@@ -52,7 +52,7 @@ def test_rows_that_kill_their_worker_are_found_and_their_neighbours_finish(clien
         if row in poisoned:
             assert error.startswith("worker_crashed: ")
         else:
-            assert (output, error) == (expected(asked[row], job.spec.sampling.params(row, None)), None)
+            assert (output, error) == (expected(asked[row], job.spec.sampling.params(None)), None)
     num_workers = len((tmp_path / "pids").read_text().split())
     # Two crashes of all rows together; then each culprit's sixteenth of its shard, and twice the culprit alone.
     assert num_workers <= 1 + 2 + 3 * len(poisoned)

@@ -53,7 +53,7 @@ def test_the_output_is_what_follows_the_thinking(thinker):
     thinker.assert_settled()
     outputs = []
     for row, values in zip(ROWS, thinker.table().to_pylist(), strict=True):
-        plain = replace(thinker.spec.sampling.params(row.row, None), reasoning=False)
+        plain = replace(thinker.params(row.row), reasoning=False)
         said = fake_answer(Request("r", row.prompt_token_ids or [], plain), CONTEXT)
         split = THINKING.split(row.prompt_token_ids or [], said)
         assert values["reasoning"] == words(split.reasoning)
@@ -75,7 +75,7 @@ def test_a_stop_is_one_of_the_answers(thinker):
 
 def chosen(row: int, shop: Shop, sample: int = 0) -> tuple[list[int], Any]:
     """The tokens of a row's answer, and its last event, of an engine that has nothing else to do."""
-    params = shop.spec.sampling.params(row, CHOICES).of_sample(sample)
+    params = shop.params(row, CHOICES).of_sample(sample)
     request = Request("r", ROWS[row].prompt_token_ids or [], params, CHOICE_IDS, reasoning=THINKING)
     events = run_all(make_engine()[0], [request])["r"]
     return token_ids(events), events[-1]

@@ -26,7 +26,7 @@ DRAWN = {"temperature": 3.0, "n": 9, "seed": 1}
 
 def texts(shop: Shop, row: int) -> list[str]:
     """What all samples of a row say."""
-    params, prompt = shop.spec.sampling.params(row, None), shop.rows[row].prompt_token_ids or ()
+    params, prompt = shop.params(row), shop.rows[row].prompt_token_ids or ()
     answers = [fake_answer(Request("r", prompt, params.of_sample(index)), CONTEXT) for index in range(params.n)]
     return [shop.tools.tokenizer.decode(answer) for answer in answers]
 
@@ -88,7 +88,7 @@ def test_of_as_many_votes_the_likelier_answer_wins(shop):
     assert tied
     wins = set()
     for values in tied:
-        params = shop.spec.sampling.params(values["row"], None)
+        params = shop.params(values["row"])
         prompt = shop.rows[values["row"]].prompt_token_ids or ()
         plain = [Request("r", prompt, replace(params.of_sample(index), logprobs=None)) for index in range(2)]
         logprobs = [likelihood(request) for request in plain]
@@ -151,7 +151,7 @@ def test_they_are_those_that_several_requests_would_give(shop):
     shop.attempt().run()
     for values in shop.table().to_pylist():
         probabilities = [values["probabilities"][choice] for choice in choices]
-        params = shop.spec.sampling.params(values["row"], choices)
+        params = shop.params(values["row"], choices)
         drawn = [params.of_sample(index) for index in range(9)]
         picked = [pick_choice(probabilities, each, each.seed or 0) for each in drawn]
         assert values["outputs"] == [choices[index] for index in picked]

@@ -54,7 +54,7 @@ def test_a_description_survives_its_storage():
 
 def test_plain_text_asks_for_nothing():
     spec = JobSpec.parse(model=str(MODEL), sampling={"response_format": {"type": "text"}})
-    assert spec.sampling.params(0, None).structured_outputs is None
+    assert spec.sampling.params(None).structured_outputs is None
 
 
 def schema_format(schema: Any) -> dict[str, Any]:

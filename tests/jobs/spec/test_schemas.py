@@ -109,9 +109,9 @@ def test_token_ids_are_checked_against_the_models_vocabulary(name):
 
 def test_log_probabilities_are_asked_for_as_in_openais_chat_api():
     asked = {"logprobs": True, "top_logprobs": 5}
-    assert JobSpec.parse(model="m", sampling=asked).sampling.params(0, None).logprobs == 5
-    assert JobSpec.parse(model="m", sampling={"logprobs": True}).sampling.params(0, None).logprobs == 0
-    assert JobSpec.parse(model="m").sampling.params(0, None).logprobs is None
+    assert JobSpec.parse(model="m", sampling=asked).sampling.params(None).logprobs == 5
+    assert JobSpec.parse(model="m", sampling={"logprobs": True}).sampling.params(None).logprobs == 0
+    assert JobSpec.parse(model="m").sampling.params(None).logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_model_is_an_absolute_path_wherever_the_worker_runs(tmp_path, monkey
 
 
 def test_a_job_is_greedy_unless_asked_otherwise():
-    assert JobSpec.parse(model="m").sampling.params(0, None).is_greedy
+    assert JobSpec.parse(model="m").sampling.params(None).is_greedy
 
 
 def test_one_stop_string_is_a_list_of_one():
@@ -261,6 +261,11 @@ def test_the_inputs_content_is_part_of_the_fingerprint():
 def test_the_order_of_choices_is_part_of_the_fingerprint():
     prints = {JobSpec.parse(**BASE, choices=choices).fingerprint("i") for choices in (("a", "b"), ("b", "a"))}
     assert len(prints) == 2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_the_engine_takes_each_seed_that_a_job_may_have(seed):
+    assert JobSpec.parse(model="m", sampling={"seed": seed}).sampling.params(None).seed == seed
 
 
 def test_each_row_has_a_seed_of_its_own_that_never_changes():
