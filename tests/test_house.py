@@ -94,6 +94,16 @@ def test_no_document_holds_the_marks_of_a_merge():
     assert not [path.name for path in documents if mark.search(path.read_text())]
 
 
+def test_the_files_that_comments_and_documents_name_are_there():
+    """By their paths or the ends of these; a decision may name one of its day."""
+    there = [str(path) for path in ROOT.rglob("*.py")]
+    documents = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name != "decisions.md"]
+    texts = {path: path.read_text() for path in (*documents, *map(ROOT.joinpath, sources()))}
+    named = {(path.name, name) for path, text in texts.items() for name in re.findall(r"`([\w/]+\.py)`", text)}
+    assert named
+    assert not [each for each in named if not any(path.endswith(f"/{each[1]}") for path in there)]
+
+
 def test_the_root_holds_no_python_file_but_the_package():
     assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
 

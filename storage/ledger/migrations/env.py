@@ -1,4 +1,4 @@
-"""Alembic's entry. `storage/migrate.py` runs it inside its own transaction; the alembic command does not."""
+"""Alembic's entry. `storage/ledger/migrate.py` runs it inside its own transaction; the alembic command does not."""
 
 from alembic import context
 
