@@ -3,8 +3,8 @@
     python benchmarks/bench_shared_prefix.py
 
 One layer of a SmolLM2-135M shape (9 query and 3 key-value heads of 64). Prints, for each number of new tokens of a
-sequence, the time without sharing over the time with it. The gate in kernels/paged_attention/metadata.py is set from
-this table. Both must agree before any time is printed. The last line is JSON.
+sequence, the time without sharing over the time with it. The gate in kernels/paged_attention/prefix_groups.py is set
+from this table. Both must agree before any time is printed. The last line is JSON.
 """
 
 import sys
@@ -18,7 +18,7 @@ import torch
 from report import print_result
 
 from headrace.kernels.paged_attention import AttentionMetadata
-from headrace.kernels.paged_attention import metadata as gate
+from headrace.kernels.paged_attention import prefix_groups as gate
 from headrace.kernels.paged_attention.cpu import paged_attention_padded
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16

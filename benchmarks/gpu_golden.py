@@ -23,7 +23,7 @@ from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.llm import LLM
 from headrace.engine.offline.outputs import RequestOutput
 from headrace.engine.sampling_params import SamplingParams
-from headrace.kernels.paged_attention import sharing_gate
+from headrace.kernels.paged_attention import planning
 
 MODELS = (*GOLDEN, "gate latents", "gate states")
 _DRY_MODELS = ("golden caps", "golden sinks")
@@ -68,7 +68,7 @@ def check_golden(model: str, device: torch.device, is_swapped: bool = False) -> 
     has_windows_alone = None not in ModelConfig.from_pretrained(folder).sliding_windows
     num_blocks = _NUM_BLOCKS_IN_WINDOWS if has_windows_alone else _NUM_BLOCKS
     with ExitStack() as patches:
-        patches.enter_context(patch.object(sharing_gate, "MIN_SHARED_TOKENS", ((2, 32),)))
+        patches.enter_context(patch.object(planning, "MIN_SHARED_TOKENS", ((2, 32),)))
         if is_swapped:
             # What models so small have to keep they compute faster than they could copy it.
             patches.enter_context(patch.object(model_runner, "preemption_costs", lambda *_: _SWAPS_COST_NOTHING))

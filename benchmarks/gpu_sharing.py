@@ -1,6 +1,6 @@
 """From how many tokens on a shared prefix is worth computing once, for `gpu.py`: what the gate's table is to be set by.
 
-The table is `MIN_SHARED_TOKENS` in `kernels/paged_attention/sharing_gate.py`.
+The table is `MIN_SHARED_TOKENS` in `kernels/paged_attention/planning.py`.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from itertools import product
 from gpu_kernels import AttentionCase, Sizes, always, never, timed
 from gpu_table import Line
 
-from headrace.kernels.paged_attention.sharing_gate import is_worth_sharing
+from headrace.kernels.paged_attention.planning import is_worth_sharing
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,7 @@ from .decode_step import DecodeStep
 from .device_plan import DevicePlan
 from .native_layout import NativeLayout, native_layout_of
 from .padded_group import PaddedGroup, similar_lengths
-from .prefix_groups import PrefixGroup, prefix_groups
-
-# Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
-# where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
-MIN_SPARED_TOKENS = 2048
-MAX_SHARING_QUERIES = 16
+from .prefix_groups import PrefixGroup, groups_that_pay
 
 
 @dataclass(frozen=True)
@@ -42,19 +37,7 @@ class AttentionMetadata(BatchLayout):
     @cached_property
     def shared_groups(self) -> list[PaddedGroup]:
         """Like `padded_groups`, with sequences that share a prefix set apart where that pays."""
-        groups = prefix_groups(self.block_tables, self._num_shareable_blocks, self._is_worth_sharing)
-        return [padded for group in groups for padded in self._pad(group)]
-
-    @property
-    def _num_shareable_blocks(self) -> list[int]:
-        """How many of each sequence's blocks all its queries see whole: those filled before this step."""
-        return [
-            (context - queries) // self.block_size if queries <= MAX_SHARING_QUERIES else 0
-            for context, queries in zip(self.context_lens, self.query_lens, strict=True)
-        ]
-
-    def _is_worth_sharing(self, num_sequences: int, num_blocks: int) -> bool:
-        return (num_sequences - 1) * num_blocks * self.block_size >= MIN_SPARED_TOKENS
+        return [padded for group in groups_that_pay(self) for padded in self._pad(group)]
 
     def _pad(self, group: PrefixGroup) -> list[PaddedGroup]:
         alike = similar_lengths(self, group.members)

@@ -5,6 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .batch_layout import BatchLayout
+
+# Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
+# where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
+MIN_SPARED_TOKENS = 2048
+MAX_SHARING_QUERIES = 16
+
 # Whether so many sequences that share so many blocks are worth a group of their own.
 Gate = Callable[[int, int], bool]
 
@@ -15,6 +22,20 @@ class PrefixGroup:
 
     members: list[int]
     num_blocks: int
+
+
+def groups_that_pay(batch: BatchLayout) -> list[PrefixGroup]:
+    """A batch's sequences, those that share a prefix set apart where that pays on a CPU."""
+    # Blocks that all queries of a sequence see whole: those filled before this step.
+    num_usable = [
+        (context - queries) // batch.block_size if queries <= MAX_SHARING_QUERIES else 0
+        for context, queries in zip(batch.context_lens, batch.query_lens, strict=True)
+    ]
+    return prefix_groups(
+        batch.block_tables,
+        num_usable,
+        lambda sequences, blocks: (sequences - 1) * blocks * batch.block_size >= MIN_SPARED_TOKENS,
+    )
 
 
 def prefix_groups(

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
 from headrace.engine.offline.outputs import CompletionOutput, RequestOutput
-from headrace.kernels.paged_attention import sharing_gate
+from headrace.kernels.paged_attention import planning
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -61,12 +61,12 @@ def test_other_differences_are_wrong(golden, found, said):
 
 def test_every_model_is_preempted_and_found_in_the_cache(golden):
     """On a CPU it is the same schedule: no minute on a GPU is lost to a check that has too much room."""
-    gate = sharing_gate.MIN_SHARED_TOKENS
+    gate = planning.MIN_SHARED_TOKENS
     checks = golden.golden_checks(torch.device("cpu"), is_dry=False)
     # A dry run has those.
     for name in checks.keys() - golden.golden_checks(torch.device("cpu"), is_dry=True).keys():
         assert checks[name]() == "", name
-    assert gate is sharing_gate.MIN_SHARED_TOKENS
+    assert gate is planning.MIN_SHARED_TOKENS
 
 
 def test_a_window_that_is_one_too_wide_is_found(golden, monkeypatch):

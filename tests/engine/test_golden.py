@@ -17,7 +17,7 @@ from headrace.engine.execution import model_runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import FinishReason, Request
 from headrace.kernels import paged_attention
-from headrace.kernels.paged_attention import cpu, metadata, sharing_gate
+from headrace.kernels.paged_attention import cpu, planning, prefix_groups
 from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 
 from .conftest import NUM_NEW_TOKENS, Checkpoint
@@ -237,8 +237,8 @@ def test_nan_does_not_spread(checkpoint, tmp_path):
 def test_attention_over_a_shared_prefix(family, monkeypatch, is_shared, device):
     """A prompt and its continuations run side by side, with the gate wide open and shut; on a CPU torch's attention."""
     monkeypatch.setattr(paged_attention, "takes_native", lambda *_: False)
-    monkeypatch.setattr(metadata, "MIN_SPARED_TOKENS", 1 if is_shared else 10**9)
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 16 if is_shared else 10**9),))
+    monkeypatch.setattr(prefix_groups, "MIN_SPARED_TOKENS", 1 if is_shared else 10**9)
+    monkeypatch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 16 if is_shared else 10**9),))
     num_sharing = []
 
     def attend(*arguments: Any) -> Any:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention.plan import ITEM_FIELDS, AttentionPlan, Tiling
+from headrace.kernels.paged_attention.planning import MIN_SHARED_TOKENS, is_worth_sharing
 from headrace.kernels.paged_attention.prefix_groups import Gate
 from headrace.kernels.paged_attention.prefix_levels import SharedSpan, shared_spans
-from headrace.kernels.paged_attention.sharing_gate import MIN_SHARED_TOKENS, is_worth_sharing
 
 from .shared_prefix_cases import FIRST, NESTED, SECOND, SYSTEM, Row, build
 

@@ -10,9 +10,9 @@ from headrace.kernels import paged_attention as package
 from headrace.kernels.kv_cache.fp8 import KVScales
 from headrace.kernels.paged_attention import (
     AttentionMetadata,
-    metadata,
     paged_attention,
     paged_attention_reference,
+    prefix_groups,
 )
 
 from .attention_cases import MIXED, Case, Shape
@@ -78,7 +78,7 @@ def test_against_the_reference(shape, dtype, window, soft_cap):
 def test_beside_a_shared_prefix(name, monkeypatch):
     """The prefix's scores and a sequence's own stand under one softmax, and the sink beside them once."""
     monkeypatch.setattr(package, "takes_native", lambda *_: False)
-    monkeypatch.setattr(metadata, "MIN_SPARED_TOKENS", 1)
+    monkeypatch.setattr(prefix_groups, "MIN_SPARED_TOKENS", 1)
     layout = build(BATCHES[name], 8)
     case = Case(*tensors(layout, 6, 2, 80, torch.float32), layout, 80**-0.5)
     assert any(group.prefix_blocks is not None for group in layout.shared_groups)

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.kernels.paged_attention import AttentionMetadata, DecodeStep, sharing_gate
+from headrace.kernels.paged_attention import AttentionMetadata, DecodeStep, planning
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.native_layout import NativeLayout, shared_with_previous
 from headrace.kernels.paged_attention.static_plans import StaticPlans
@@ -31,7 +31,7 @@ rows = st.lists(
 @pytest.fixture(autouse=True, scope="module")
 def _prefixes_of_a_block_are_shared() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 1),))
+        patch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 1),))
         yield
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.kernels.paged_attention import metadata as metadata_module
 from headrace.kernels.paged_attention import paged_attention, paged_attention_reference
+from headrace.kernels.paged_attention import prefix_groups as groups_module
 from headrace.kernels.paged_attention.cpu import paged_attention_padded
 from headrace.kernels.paged_attention.prefix_groups import Gate, PrefixGroup, prefix_groups
 
@@ -16,7 +16,7 @@ from .tolerances import DTYPES, assert_close
 
 @pytest.fixture(autouse=True)
 def _small_batches_are_worth_it(monkeypatch):
-    monkeypatch.setattr(metadata_module, "MIN_SPARED_TOKENS", 64)
+    monkeypatch.setattr(groups_module, "MIN_SPARED_TOKENS", 64)
 
 
 def at_least(members: int, blocks: int) -> Gate:
@@ -93,7 +93,7 @@ def test_groups_that_are_not_worth_it_fall_back_to_what_they_share_with_others()
 
 
 def test_the_gate_counts_the_keys_that_need_not_be_read(monkeypatch):
-    monkeypatch.setattr(metadata_module, "MIN_SPARED_TOKENS", 2 * len(SYSTEM) * 16)
+    monkeypatch.setattr(groups_module, "MIN_SPARED_TOKENS", 2 * len(SYSTEM) * 16)
     few, enough = build([Row(SYSTEM, 1)] * 2), build([Row(SYSTEM, 1)] * 3)
     assert [group.prefix_blocks is not None for group in few.shared_groups] == [False]
     assert [group.prefix_blocks is not None for group in enough.shared_groups] == [True]

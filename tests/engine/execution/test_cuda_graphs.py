@@ -24,7 +24,7 @@ from headrace.engine.execution.cuda_graphs import Replay
 from headrace.engine.kv_cache.kv_memory import KVMemory
 from headrace.engine.request import Request
 from headrace.kernels import paged_attention
-from headrace.kernels.paged_attention import sharing_gate, static_plans
+from headrace.kernels.paged_attention import planning, static_plans
 
 from ..conftest import save_random_model
 from ..families import ODD_SIZES, VOCAB_SIZE
@@ -109,7 +109,7 @@ def options(device: torch.device) -> dict[str, Any]:
 @pytest.fixture
 def in_triton(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Attention is Triton's, as on a GPU, and prefixes of two blocks are worth sharing."""
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 16),))
+    monkeypatch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 16),))
     if device.type == "cpu":
         monkeypatch.setattr(paged_attention, "runs_triton", lambda tensor: True)
 

@@ -8,7 +8,7 @@ from transformers import GptOssConfig
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
 from headrace import LLM, SamplingParams
-from headrace.kernels.paged_attention import sharing_gate
+from headrace.kernels.paged_attention import planning
 
 from ..conftest import save_random_model
 from .simulated_gpu import simulated_gpu
@@ -29,6 +29,6 @@ def test_answers_are_the_cpus(chat_folder, tmp_path, monkeypatch):
         (tmp_path / name).write_bytes((chat_folder / name).read_bytes())
     save(tmp_path)
     expected = generate(LLM(tmp_path, **OPTIONS, device="cpu"), WANTED)
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 8),))
+    monkeypatch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 8),))
     with simulated_gpu(monkeypatch, False):
         assert_equal(generate(LLM(tmp_path, **OPTIONS, device="cuda"), WANTED), expected)

@@ -11,7 +11,7 @@ from headrace.engine.request import Request, RequestEvent
 from headrace.engine.sampling_params import SamplingParams
 from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.kv_cache import PADDING_SLOT
-from headrace.kernels.paged_attention import AttentionMetadata, sharing_gate
+from headrace.kernels.paged_attention import AttentionMetadata, planning
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
 from headrace.kernels.paged_attention.followed_plan import FollowedPlan
@@ -112,7 +112,7 @@ class GraphedRunner(FakeRunner):
 
 @pytest.fixture(autouse=True)
 def _short_prefixes_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 1),))
+    monkeypatch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 1),))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from headrace.engine.speculative.ngram import NgramDrafter
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.transfer import Readback
 from headrace.kernels.linear import quantized, unpacked
-from headrace.kernels.paged_attention import sharing_gate
+from headrace.kernels.paged_attention import planning
 
 from ..conftest import save_random_model
 from ..families import ODD_SIZES, VOCAB_SIZE
@@ -109,7 +109,7 @@ def expected(folder: Path) -> list[RequestOutput]:
 @pytest.mark.parametrize("is_hasty", [False, True])
 def test_everything_at_once(is_hasty, folder, expected, monkeypatch):
     # Two sequences share a block, and that is worth an item of its own.
-    monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 8),))
+    monkeypatch.setattr(planning, "MIN_SHARED_TOKENS", ((2, 8),))
     # Steps with prompts in them run eagerly, or as graphs too.
     sizes = (2, 6) if is_hasty else (2, 6, 16)
     with simulated_gpu(monkeypatch, is_hasty):
