@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .batch_layout import BatchLayout
-from .shared_rows import gather
+from .latent_values import gather
 
 
 @dataclass(frozen=True)

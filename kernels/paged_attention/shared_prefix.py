@@ -7,8 +7,8 @@ the prefix and over each sequence's own keys stand side by side under one softma
 import torch
 from torch import Tensor
 
+from .latent_values import gather
 from .padded_group import PaddedGroup
-from .shared_rows import gather
 from .sinks import softmax_with_sinks
 
 

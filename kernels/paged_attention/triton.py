@@ -14,9 +14,9 @@ from ..triton_early_launch import early_launch
 from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
 from .kernel_shapes import KernelShape, KernelShapes
+from .latent_values import are_parts
 from .metadata import AttentionMetadata
 from .planning import plan_attention
-from .shared_rows import are_parts
 from .triton_kernels import attend_kernel, merge_kernel
 
 # What a product has to have at least to sum up.

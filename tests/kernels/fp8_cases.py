@@ -6,7 +6,7 @@ from torch import Tensor
 
 from headrace.kernels.kv_cache import KVScales
 from headrace.kernels.kv_cache.fp8 import FP8_LARGEST, as_stored
-from headrace.kernels.paged_attention.shared_rows import are_parts
+from headrace.kernels.paged_attention.latent_values import are_parts
 
 from .attention_cases import Case
 
