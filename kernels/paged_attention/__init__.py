@@ -1,4 +1,15 @@
-"""Attention of new tokens over their sequences' keys and values in the paged KV cache."""
+"""Attention of new tokens over their sequences' keys and values in the paged KV cache.
+
+- Of all paths: `metadata`, which has what each makes of a step's `batch_layout`; `decode_step`, by which those of a
+  step go on with the ones of the step before; `latent_values`, where values lie inside keys.
+- On a GPU `triton` launches `triton_kernels`, compiled for an `attention_shape` in its `kernel_shapes`, by a `plan`.
+  `planning` makes it, with what `prefix_levels` finds that sequences share; `device_plan` has it in device memory,
+  `static_plans` for captured steps, where a `followed_plan` goes on by a token.
+- On a CPU `native` calls the compiled kernel with a `native_layout`; where that does not run, `cpu` takes torch's
+  products over rectangles, each a `padded_group` of sequences, of which `prefix_groups` says which share a prefix for
+  `shared_prefix`; `sinks` is its softmax.
+- `reference` is what all are compared with, and reads caches in FP8 where there is no GPU.
+"""
 
 import torch
 from torch import Tensor
