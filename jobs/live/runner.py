@@ -15,9 +15,9 @@ from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer, LiveSample
-from .claiming import Claimed, Claimer, internal_error
+from .claimer import Claimed, Claimer, internal_error
 from .claims import LiveClaim, LiveClaims
-from .closing import Closer, Closing
+from .closer import Closer, Closing
 from .in_batches import TICK_SECONDS, InBatches
 from .in_flight import AnswersInFlight
 from .leases import LiveLeases

@@ -24,7 +24,7 @@ from ...storage.result_cache import ResultCache
 from ..broker.celery_app import RUN_SHARD, create_app, live_queue, ring_for_shards, shard_queue
 from ..broker.redis_access import RedisServer, check_access, redis_server
 from ..hosting.engine_host import EngineHost
-from ..live.cancels import CancelListener
+from ..live.cancel_listener import CancelListener
 from ..live.claims import LiveClaims
 from ..live.runner import LiveRunner
 from ..open_ledger import open_ledger

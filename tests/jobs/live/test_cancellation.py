@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from headrace.jobs.live import cancels
-from headrace.jobs.live.cancels import CancelListener
+from headrace.jobs.live import cancel_listener
+from headrace.jobs.live.cancel_listener import CancelListener
 
 from ..answers import WAIT_SECONDS
 from .desk import error_of, stop_after
@@ -132,7 +132,7 @@ def test_what_ends_while_it_is_being_claimed(why, desk, monkeypatch, wait_until,
 
 
 def test_a_redis_that_is_away_for_long_is_named_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(cancels, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(cancel_listener, "_RETRY_SECONDS", 0.001)
     tries: list[int] = []
     enough = threading.Event()
 
