@@ -19,7 +19,7 @@ from report import print_result, spread
 
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.streams.events import StreamEnd, StreamEvent
-from headrace.jobs.streams.frames import StreamHub
+from headrace.jobs.streams.hub import StreamHub
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import afollow, follow
 

@@ -18,7 +18,7 @@ from ..live.in_batches import InBatches
 from ..live.requests import REQUEST_ID, LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
-from ..streams.frames import HubClosed, StreamHub
+from ..streams.hub import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
 from ..workers.presence import WorkerPresence
 from .errors import ApiError, too_many_open

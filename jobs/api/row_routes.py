@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from ..results.row_events import RowEvents, StoredRow
 from ..streams.events import StreamEvent
-from ..streams.frames import StreamHub
+from ..streams.hub import StreamHub
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
 from .requests import After, LastEventId

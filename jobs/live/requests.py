@@ -64,7 +64,7 @@ class LiveRequest(BaseModel):
 
     `queue`: as `live_queue` names it. `created_at` and `deadline_at`: Unix seconds; past its deadline a request ends
     with the error `deadline_exceeded`, whatever it has by then. `reply_to`: the reader that is to get all its tokens
-    in frames (`streams/frames.py`). `sampling.seed` is used as it is: whoever wants samples to differ draws one
+    in frames (`streams/hub.py`). `sampling.seed` is used as it is: whoever wants samples to differ draws one
     (`new_seed`), so that another attempt goes on with the same answer. `weight`: the tenant's
     (`storage/ledger/tenants.py`). `images`: the files of those in the prompt, in base64.
     """

@@ -10,7 +10,7 @@ from redis import Redis
 from headrace.jobs.streams.cursor import StreamTimeout
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.follower import MAX_WAITING_EVENTS
-from headrace.jobs.streams.frames import HubClosed, StreamHub
+from headrace.jobs.streams.hub import HubClosed, StreamHub
 from headrace.jobs.streams.publisher import StreamPublisher
 
 from .answers import answer_of, append, check, finish, write
