@@ -21,7 +21,7 @@ from ...storage.output.address import open_folder
 from ...storage.output.folder import OutputFolder
 from ...storage.rows.columns import plain_rows
 from ...storage.rows.spool import read_shard
-from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
+from ..api.openai.answer_bodies import Answer, Head, Usage, chat_completion, text_completion
 from ..api.openai.response_bodies import response
 from ..calls.events import merged_calls
 from ..calls.formats import CallFormat

@@ -12,11 +12,11 @@ from ...engine.sampling_params import derived_seed
 from ...engine.text.chat_ending import ChatEnding
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
-from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from ..api.openai.expected_calls import expected_calls
 from ..api.openai.reasoning import with_reasoning
+from ..api.openai.request_body import parse_body
 from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.route import refusals
 from ..api.openai.sampling_schemas import SamplingFields

@@ -6,9 +6,9 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ..api.errors import ApiError
-from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
+from ..api.openai.request_body import parse_body
 from .headrace_pb2 import GenerateRequest
 
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")

@@ -17,7 +17,7 @@ from ..api.live_answers import LiveAnswers
 from ..api.openai.answering import choice_events, expect_proper
 from ..api.openai.asking import Asked
 from ..api.openai.chat_schemas import ChatCompletionRequest
-from ..api.openai.respond import close, request_headers
+from ..api.openai.http_answers import close, request_headers
 from ..api.openai.route import asker_of, in_turn, refusals
 from ..api.requests import request_events
 from ..api.row_routes import row_events

@@ -13,8 +13,8 @@ from ...calls.events import merged_calls
 from ...streams.events import StreamError, StreamEvent, ThoughtEvent
 from ..errors import CLIENT_CLOSED_REQUEST, RETRY_SOON, ApiError
 from ..live_answers import UNAVAILABLE, LiveAnswers
+from .answer_bodies import Answer, Usage
 from .asking import Asked
-from .bodies import Answer, Usage
 from .running_usage import RunningUsage
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from ....storage.ledger.records import Progress
 from ...spec.durations import parse_duration
 from ..job_requests import WebhookRequest
 from ..schemas import Name
-from .body import Body
 from .file_schemas import ExpiresAfter
+from .request_body import Body
 
 # Ten years: what is longer is a slip, and more than a float can add to a time of day.
 _MAX_WINDOW_SECONDS = 10 * 365 * 86400

@@ -5,11 +5,11 @@ from functools import partial
 from fastapi import APIRouter, Depends, Request, Response
 
 from ..json_body import expect_json
-from .bodies import Head, chat_completion
+from .answer_bodies import Head, chat_completion
 from .chat_schemas import ChatCompletionRequest
 from .chunks import ChatChunks
 from .described import COMPLETION_RESPONSES
-from .respond import respond, respond_in_chunks
+from .http_answers import respond, respond_in_chunks
 from .route import OpenAIRoute, asker_of, in_turn
 from .running_usage import RunningUsage
 

@@ -15,7 +15,7 @@ from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import ToolChoice, check_form
 from ..errors import ApiError
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
+from .request_body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
 from .sampling_schemas import SamplingFields
 from .tools import AllowedTools, ChatToolChoice, Tool, forced_call, functions_of
 from .vllm_fields import VllmChatFields

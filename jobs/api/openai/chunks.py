@@ -9,7 +9,7 @@ from typing import Any
 from ...calls.events import CallEvent
 from ...streams.events import StreamEvent, ThoughtEvent
 from ..errors import ApiError, error_body
-from .bodies import Head, Usage, reasoning_fields
+from .answer_bodies import Head, Usage, reasoning_fields
 from .logprobs import chat_logprobs
 from .running_usage import RunningUsage
 

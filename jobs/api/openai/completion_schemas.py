@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from .body import UNSUPPORTED, misfit, only
+from .request_body import UNSUPPORTED, misfit, only
 from .sampling_schemas import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16

@@ -5,10 +5,10 @@ from functools import partial
 from fastapi import APIRouter, Depends, Request, Response
 
 from ..json_body import expect_json
-from .bodies import Head, text_completion
+from .answer_bodies import Head, text_completion
 from .completion_schemas import CompletionRequest
 from .described import COMPLETION_RESPONSES
-from .respond import respond, respond_in_chunks
+from .http_answers import respond, respond_in_chunks
 from .route import OpenAIRoute, asker_of, in_turn
 from .running_usage import RunningUsage
 from .text_chunks import TextChunks

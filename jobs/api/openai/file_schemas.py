@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from ....storage.ledger.file_records import FileRecord
-from .body import Body, parse_body
+from .request_body import Body, parse_body
 
 # What OpenAI allows: an hour to thirty days.
 ExpirySeconds = Annotated[int, Field(ge=3600, le=2_592_000)]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .bodies import Answer, Head, Usage
+from .answer_bodies import Answer, Head, Usage
 from .logprobs import LogprobEntries, chat_logprobs
 
 RESPONSE = "response"

@@ -8,7 +8,7 @@ from typing import Any
 from ...calls.events import CallDelta, CallEvent
 from ...streams.events import StreamEvent, ThoughtEvent
 from ..errors import ApiError
-from .bodies import Head, Usage
+from .answer_bodies import Head, Usage
 from .chunks import to_json
 from .logprobs import LogprobEntries
 from .response_bodies import (

@@ -7,8 +7,8 @@ from pydantic import BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, Ignored, Unsupported, listed
 from .chat_schemas import Role
+from .request_body import UNSUPPORTED, Body, Ignored, Unsupported, listed
 
 
 class InputPart(Body):

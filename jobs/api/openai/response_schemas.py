@@ -14,8 +14,8 @@ from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only, parse_body
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort
+from .request_body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only, parse_body
 from .response_items import InputItem, messages_of
 from .sampling_schemas import Seed
 from .tools import FunctionDefinition

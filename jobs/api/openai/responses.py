@@ -4,9 +4,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from ..errors import ApiError
 from ..json_body import expect_json
-from .bodies import Head
+from .answer_bodies import Head
 from .described import RESPONSE_RESPONSES
-from .respond import respond, respond_in_chunks
+from .http_answers import respond, respond_in_chunks
 from .response_bodies import response
 from .response_events import ResponseEvents
 from .response_schemas import NOT_KEPT, ResponsesRequest

@@ -22,7 +22,7 @@ from ..request_ids import name_request
 from ..wording import with_fields
 from ..worker_watch import NoWorker
 from .asking import Asked, Asker
-from .body import refusal
+from .request_body import refusal
 
 B = TypeVar("B")
 # Before a request is handed over it is some templates and tokens, and an answer of Redis to wait for. With all the

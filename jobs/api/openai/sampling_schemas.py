@@ -13,7 +13,7 @@ from ...spec.response_format import ResponseFormat, StructuredOutputs
 from ...spec.sampling import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
-from .body import Body, Ignored, misfit, refusal
+from .request_body import Body, Ignored, misfit, refusal
 from .vllm_fields import VllmFields
 
 _MAX_SAMPLES = 128

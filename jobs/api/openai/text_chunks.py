@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...streams.events import StreamEvent
+from .answer_bodies import TEXT_COMPLETION, Head, Usage
 from .asking import Asked
-from .bodies import TEXT_COMPLETION, Head, Usage
 from .chunks import DONE, NO_END, ChunkWriter, end_fields
 from .logprobs import LogprobEntries, text_logprobs
 from .running_usage import RunningUsage

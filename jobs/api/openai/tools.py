@@ -7,7 +7,7 @@ from pydantic import Field
 
 from ...spec.response_format import StructuredOutputs
 from ...spec.tool_choice import Functions, NamedTool, ToolChoice, choice_problem, expect_choice, forced_form
-from .body import Body, misfit
+from .request_body import Body, misfit
 
 
 class FunctionDefinition(Body):

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ..schemas import Text
-from .body import Body, Unsupported, only
+from .request_body import Body, Unsupported, only
 
 # The description of the API is to say what can be done with it.
 _Untold = SkipJsonSchema[Any]

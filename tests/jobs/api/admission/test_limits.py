@@ -20,7 +20,7 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.errors import RateLimited
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.openai.asking import Asked
-from headrace.jobs.api.openai.respond import close
+from headrace.jobs.api.openai.http_answers import close
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.spec.sampling import SamplingSpec

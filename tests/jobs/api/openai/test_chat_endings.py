@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from headrace import LLM, SamplingParams
-from headrace.jobs.api.openai.body import parse_body
+from headrace.jobs.api.openai.request_body import parse_body
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest
 from headrace.jobs.batches.lines import BatchLine
 from headrace.jobs.batches.requests import RequestReader

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.api.openai.bodies import Head
+from headrace.jobs.api.openai.answer_bodies import Head
 from headrace.jobs.api.openai.chunks import ChatChunks
 from headrace.jobs.streams.events import StreamEvent
 

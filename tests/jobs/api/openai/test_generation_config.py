@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from headrace.engine.errors import ModelError
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.api.openai.body import parse_body
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
+from headrace.jobs.api.openai.request_body import parse_body
 from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.lines import CHAT, BatchLine
 from headrace.jobs.batches.requests import RequestReader

@@ -12,8 +12,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.jobs.api.errors import ApiError
-from headrace.jobs.api.openai.bodies import Answer, Head, Usage
-from headrace.jobs.api.openai.body import parse_body
+from headrace.jobs.api.openai.answer_bodies import Answer, Head, Usage
+from headrace.jobs.api.openai.request_body import parse_body
 from headrace.jobs.api.openai.response_bodies import response
 from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed

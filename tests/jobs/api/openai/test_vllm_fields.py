@@ -7,9 +7,9 @@ import pytest
 from headrace.engine.text.chat_ending import ChatEnding
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.openai.batch_schemas import BatchRequest
-from headrace.jobs.api.openai.body import Body, parse_body
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
 from headrace.jobs.api.openai.completion_schemas import CompletionRequest
+from headrace.jobs.api.openai.request_body import Body, parse_body
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "x"}

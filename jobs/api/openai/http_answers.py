@@ -11,9 +11,9 @@ from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_w
 from ..live_answers import LiveAnswers
 from ..request_ids import HEADER
 from ..state import answers_of
+from .answer_bodies import Answer, Usage
 from .answering import Chunks, chunk_stream, collect
 from .asking import Asked
-from .bodies import Answer, Usage
 from .running_usage import RunningUsage
 
 MakeBody = Callable[[Sequence[Answer], Usage], dict[str, Any]]
