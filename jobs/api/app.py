@@ -15,7 +15,7 @@ from ..live.requests import LiveRequests
 from ..results.row_events import WatchedOutputs
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
-from . import docs, health, metrics, requests, result_routes, routes, row_routes, status
+from . import docs, health, job_routes, metrics, request_routes, result_routes, row_routes, status
 from .admission.admission import Admission
 from .admission.authentication import Authentication, KeyRing
 from .admission.rate_limits import RateLimits
@@ -39,13 +39,13 @@ _ROUTERS = (
     responses.router,
     health.router,
     metrics.router,
-    routes.router,
+    job_routes.router,
     result_routes.router,
     row_routes.router,
     files.router,
     batches.router,
     openai_models.router,
-    requests.router,
+    request_routes.router,
     status.router,
     docs.router,
 )
@@ -109,7 +109,7 @@ def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRe
 def _add_middleware(app: FastAPI, settings: Settings, local_names_only: bool) -> None:
     """Each around those before it."""
     upload_bytes = settings.max_file_bytes + files.MAX_FORM_BYTES
-    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), (upload_bytes, FILE_ADVICE))
+    upload_limit = dict.fromkeys((files.PATH, job_routes.UPLOAD_PATH), (upload_bytes, FILE_ADVICE))
     live_limit = dict.fromkeys(ENDPOINTS, (min(settings.max_body_bytes, MAX_LIVE_BYTES), LIVE_ADVICE))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
     # Around the limit: of a request that is nobody's no body is read.

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from ..results.exports import Writer, arrow, export, json_lines, parquet
 from .errors import ErrorBody
-from .routes import EVERYWHERE, LATER, NOT_FOUND, Responses, Service
+from .job_routes import EVERYWHERE, LATER, NOT_FOUND, Responses, Service
 from .schemas import ResultPage
 from .service import JobService
 

@@ -12,8 +12,8 @@ from ..streams.events import StreamEvent
 from ..streams.hub import StreamHub
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
-from .requests import After, LastEventId
-from .routes import EVERYWHERE, service_of
+from .job_routes import EVERYWHERE, service_of
+from .request_routes import After, LastEventId
 
 _MAX_INT32 = 2**31 - 1
 router = APIRouter(prefix="/jobs", tags=["results"], responses=EVERYWHERE)

@@ -9,10 +9,10 @@ from ...storage.ledger.overview import Waiting
 from ..client.client import Client
 from ..spec.precision import Precision
 from ..workers.presence import Worker
+from .job_routes import EVERYWHERE
 from .live_answers import LiveAnswers
 from .models import ServedModels
 from .pages import Page
-from .routes import EVERYWHERE
 from .state import answers_of, client_of, models_of
 
 router = APIRouter(tags=["health"])

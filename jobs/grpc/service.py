@@ -19,7 +19,7 @@ from ..api.openai.asking import Asked
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.http_answers import close, request_headers
 from ..api.openai.route import asker_of, in_turn, refusals
-from ..api.requests import request_events
+from ..api.request_routes import request_events
 from ..api.row_routes import row_events
 from ..streams.events import StreamEvent
 from .bodies import body_of
