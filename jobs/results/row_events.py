@@ -15,13 +15,13 @@ from redis.exceptions import RedisError
 from ...storage.errors import LedgerUnavailable, PartDamaged, PartMissing, StoreUnavailable, UnknownJob
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import JobRecord, PartRecord
-from ...storage.ledger.ttl_cache import TtlCache
 from ...storage.output.address import open_folder
 from ...storage.output.part_groups import PartGroups
 from ..streams.events import StreamError, StreamEvent, StreamUsage
 from ..streams.keys import row_stream_id
 from ..streams.reader import StreamTimeout, follow
 from ..streams.row_watch import TTL_SECONDS, RowWatch
+from ..ttl_cache import TtlCache
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from ....storage.ledger.ledger import Ledger
 from ....storage.ledger.quotas import Quota
 from ....storage.ledger.tenants import TenantRecord
-from ....storage.ledger.ttl_cache import TtlCache
 from ...settings import Settings
+from ...ttl_cache import TtlCache
 from ..errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open
 from .authentication import RESPONSE_HEADERS
 from .caller import tenant_of

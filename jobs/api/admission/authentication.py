@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ....storage.errors import LedgerError
 from ....storage.ledger.api_keys import KEY_START, ApiKeyRecord, ApiKeys
 from ....storage.ledger.records import DEFAULT_TENANT
-from ....storage.ledger.ttl_cache import TtlCache
+from ...ttl_cache import TtlCache
 from ..errors import RETRY_SOON, error_response
 from .foreign_pages import refusal
 

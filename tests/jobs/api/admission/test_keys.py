@@ -16,6 +16,7 @@ from starlette.testclient import WebSocketDenialResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from headrace.jobs import ttl_cache
 from headrace.jobs.api import health
 from headrace.jobs.api.admission import authentication
 from headrace.jobs.api.app import create_app
@@ -24,10 +25,9 @@ from headrace.jobs.api.server import is_loopback
 from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
+from headrace.jobs.ttl_cache import TtlCache
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerUnavailable
-from headrace.storage.ledger import ttl_cache
-from headrace.storage.ledger.ttl_cache import TtlCache
 
 from ...running import environment
 from ..conftest import start_api, stop_api

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..errors import LedgerUnavailable
+from ..storage.errors import LedgerUnavailable
 
 K = TypeVar("K")
 V = TypeVar("V")
