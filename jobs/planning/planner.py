@@ -21,12 +21,12 @@ from ...engine.errors import InvalidRequestError
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.errors import Argument, InputError, StorageError
-from ...storage.ledger.planned_rows import planned_rows
 from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow, InputSource
 from ...storage.readers.json_lines import NO_OBJECT, NOT_JSON
 from ...storage.rows.columns import REASONING_NAMES, SchemaUnifier
 from ...storage.rows.external_sort import ExternalSorter
+from ...storage.rows.planned_rows import planned_rows
 from ...storage.rows.spool import PlannedRow
 from ..calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
 from ..errors import SpecError

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.ledger.ledger import Ledger
-from ...storage.ledger.planned_rows import read_planned_shards, retries
 from ...storage.ledger.records import JobRecord
 from ...storage.output.parts import shard_number_of
+from ...storage.rows.planned_rows import read_planned_shards
 
 
 @dataclass
@@ -26,7 +26,8 @@ class PlannedShards:
     @classmethod
     def of(cls, ledger: Ledger, job: JobRecord) -> tuple["PlannedShards", npt.NDArray[np.int32]]:
         """A job's, and each row's shard. Raises `LedgerError`."""
-        shards = read_planned_shards(ledger.database, job.id, job.num_rows)
+        folder = ledger.spool_folder(job.id)
+        shards = None if folder is None else read_planned_shards(folder, job.num_rows)
         of_rows = np.zeros(job.num_rows, np.int32) if shards is None else shards
         return cls(ledger, job.id, shards is not None, int(of_rows.max(initial=0)) + 1), of_rows
 
@@ -36,7 +37,7 @@ class PlannedShards:
             return [0 for _ in names]
         numbers = list(map(shard_number_of, names))
         if not self._retries.keys() >= {number for number in numbers if number >= self.num_shards}:
-            self._retries = retries(self.ledger.database, self.job_id)
+            self._retries = self.ledger.retries(self.job_id)
         shards = (self._retries.get(number, number) for number in numbers)
         # Of a retry that has been deleted meanwhile nothing is known.
         return [shard if shard < self.num_shards else 0 for shard in shards]

@@ -8,12 +8,12 @@ from pathlib import Path
 from ...storage.errors import LedgerError, PartMissing, StorageError
 from ...storage.ledger.batch_jobs import is_unwritten
 from ...storage.ledger.ledger import Ledger
-from ...storage.ledger.planned_rows import PLANNED_ROWS
 from ...storage.ledger.records import JobRecord, JobState, ShardState
 from ...storage.output.address import open_folder
 from ...storage.output.folder import OutputFolder
 from ...storage.output.manifest import Manifest, belongs_to_another, complete_manifest
 from ...storage.output.parts import parts_of
+from ...storage.rows.planned_rows import PLANNED_ROWS
 from ...storage.rows.spool import discard_spool, lock_of
 from .manifest_report import manifest_report
 from .retriable import retriable_shards

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Select, Update, delete, func, insert, or_, select, update
@@ -217,6 +218,19 @@ class Ledger:
         of_job = select(shards).where(shards.c.job_id == job_id).order_by(shards.c.number)
         with self.database.read() as connection:
             return [ShardRecord(**row._mapping) for row in connection.execute(of_job)]
+
+    def spool_folder(self, job_id: str) -> Path | None:
+        """Where a job's shards are spooled; None of a job without any."""
+        with self.database.read() as connection:
+            spooled = connection.scalar(select(shards.c.spool_path).where(shards.c.job_id == job_id).limit(1))
+        return None if spooled is None else Path(spooled).parent
+
+    def retries(self, job_id: str) -> dict[int, int]:
+        """The numbers of the shards that try others' rows again, and of those others."""
+        of_job = select(shards.c.number, shards.c.retry_of).where(shards.c.job_id == job_id)
+        with self.database.read() as connection:
+            found = connection.execute(of_job.where(shards.c.retry_of.is_not(None)))
+            return {shard.number: shard.retry_of for shard in found}
 
     def attempts(self, shard_id: str) -> list[AttemptRecord]:
         """All attempts at a shard, oldest first."""

@@ -23,9 +23,9 @@ from headrace.jobs.planning.shard_cutter import PrefixSharing
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.spec.stored import read_stored
 from headrace.storage.errors import InputError
-from headrace.storage.ledger.planned_rows import PLANNED_ROWS
 from headrace.storage.readers import InputRow, open_input
 from headrace.storage.rows.columns import SchemaUnifier
+from headrace.storage.rows.planned_rows import PLANNED_ROWS
 from headrace.storage.rows.spool import PlannedRow, read_shard
 
 from ...engine.fakes import CONTEXT

@@ -13,10 +13,10 @@ import pytest
 from headrace.jobs.results.row_events import StoredRow, WatchedOutputs, _Output
 from headrace.jobs.results.row_index import RowIndex, RowIndexes
 from headrace.storage.ledger.ledger import Ledger
-from headrace.storage.ledger.planned_rows import PLANNED_ROWS, planned_rows
 from headrace.storage.ledger.records import Claim, JobRecord, NewJob, NewPart, NewShard, PartRecord, Replacement
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.parts import part_summary
+from headrace.storage.rows.planned_rows import PLANNED_ROWS, planned_rows
 
 NUM_ROWS, NUM_PARTS, NUM_SHARDS = 300, 20, 5
 SHARD_ROWS = NUM_ROWS // NUM_SHARDS
@@ -101,7 +101,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     assert claim is not None
     job = RunningJob(ledger, folder, claim)
     if request.param == "planned":
-        monkeypatch.setattr("headrace.storage.ledger.planned_rows._FEW_SHARDS", 0)
+        monkeypatch.setattr("headrace.storage.rows.planned_rows._FEW_SHARDS", 0)
         with planned_rows(spool) as planned:
             for number, rows in enumerate(job.shards):
                 planned.add(number, array("q", rows))

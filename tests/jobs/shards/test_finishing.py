@@ -17,11 +17,11 @@ from headrace.jobs.spec.precision import Precision
 from headrace.storage.ledger import leases, tidying
 from headrace.storage.ledger import ledger as ledger_module
 from headrace.storage.ledger.batch_records import NewBatch
-from headrace.storage.ledger.planned_rows import PLANNED_ROWS
 from headrace.storage.ledger.records import JobState, NewJob, NewShard
 from headrace.storage.ledger.tables import jobs, shards
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.manifest import Manifest, read_report, write_manifest
+from headrace.storage.rows.planned_rows import PLANNED_ROWS
 
 from ...storage.ledger.claiming import claimed
 from ..attempts import ROWS

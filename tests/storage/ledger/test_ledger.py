@@ -1,5 +1,7 @@
 """The ledger's rules for jobs, on both databases."""
 
+from pathlib import Path
+
 import pytest
 
 from headrace.storage.errors import JobEnded, LeaseLost, LedgerError, UnknownJob
@@ -248,6 +250,13 @@ def test_the_parts_and_attempts_of_a_shard_and_its_retries(ledger: Ledger, creat
     assert [part.file_name for part in ledger.retried_parts("job-1", 0)] == ["a", "c"]
     assert ledger.retrying_attempts("job-1", 0) == {first.attempt_id, again.attempt_id}
     assert ledger.retrying_attempts("job-1", 1) == {other.attempt_id}
+    assert ledger.retries("job-1") == {2: 0}
+
+
+def test_where_a_jobs_shards_are_spooled(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    assert ledger.spool_folder("job-1") == Path("/spool")
+    assert ledger.spool_folder("nope") is None
 
 
 def test_a_job_keeps_the_weights_that_were_noted_first_and_each_of_the_others_once(

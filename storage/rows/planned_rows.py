@@ -12,12 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import select
 
-from ..database import Database
 from ..errors import StorageError
 from ..files import sync_folder
-from .tables import shards
 
 # Beside the spooled shards; it stays when these have gone.
 PLANNED_ROWS = "planned-rows.parquet"
@@ -94,30 +91,13 @@ def planned_rows(folder: Path) -> Iterator[PlannedRows]:
             rows.close()
 
 
-def read_planned_shards(database: Database, job_id: str, num_rows: int) -> npt.NDArray[np.int32] | None:
-    """The shard of each row of a job; None where that was not written down, or cannot be read.
-
-    Raises what `Ledger`'s methods raise.
-    """
-    with database.read() as connection:
-        spooled = connection.scalar(select(shards.c.spool_path).where(shards.c.job_id == job_id).limit(1))
-    return None if spooled is None else _read(Path(spooled).parent / PLANNED_ROWS, num_rows)
-
-
-def _read(path: Path, num_rows: int) -> npt.NDArray[np.int32] | None:
+def read_planned_shards(folder: Path, num_rows: int) -> npt.NDArray[np.int32] | None:
+    """The shard of each row of the job that is spooled there; None where that is not written down, or not readable."""
     found = np.full(num_rows, -1, np.int32)
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(folder / PLANNED_ROWS) as file:
             for batch in file.iter_batches(_GROUP_ROWS):
                 found[batch["row"].to_numpy()] = batch["shard"].to_numpy()
     except (OSError, pa.ArrowException, IndexError, KeyError):
         return None
     return None if found.min(initial=0) < 0 else found
-
-
-def retries(database: Database, job_id: str) -> dict[int, int]:
-    """The numbers of the shards that try others' rows again, and of those others. Raises as `Ledger`'s methods do."""
-    of_job = select(shards.c.number, shards.c.retry_of).where(shards.c.job_id == job_id)
-    with database.read() as connection:
-        found = connection.execute(of_job.where(shards.c.retry_of.is_not(None)))
-        return {shard.number: shard.retry_of for shard in found}
