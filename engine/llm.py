@@ -29,6 +29,7 @@ from .text.chat_ending import ChatEnding
 from .text.detokenizer import StopStrings
 from .text.finished_answer import decoded, end_token_id
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
+from .text.text_fields import text_fields
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
 
@@ -245,26 +246,21 @@ class LLM:
         The first computes the prompt, the others fork from it.
         """
         request_id = str(next(self._ids))
-        grammar = self._tokenizer.grammar(params.structured_outputs)
-        reasoning = self._tokenizer.reasoning(params.reasoning)
-        bad_words = self._tokenizer.encode_bad_words(params.bad_words or ())
+        fields = text_fields(self._tokenizer, params, choice_token_ids)
         return [
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.
                 f"{request_id}/{index}" if index else request_id,
                 prompt.token_ids.packed,
                 params.of_sample(index),
-                choice_token_ids,
-                StopStrings.of(self._tokenizer, params, prompt.token_ids.packed),
-                grammar,
+                stop_checker=StopStrings.of(self._tokenizer, params, prompt.token_ids.packed),
                 priority=priority,
                 fork_of=request_id if index else None,
                 lora_request=lora,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 images=prompt.images,
-                reasoning=reasoning,
-                bad_words_token_ids=bad_words,
                 is_conversation=is_conversation,
+                **fields,
             )
             for index in range(params.n)
         ]

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from ...engine.checkpoints.hub import public_name
 from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings
+from ...engine.text.text_fields import text_fields
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
 from ..hosting.answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
@@ -179,13 +180,10 @@ def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:
         asked.id,
         asked.prompt_token_ids,
         params,
-        tokenizer.encode_choices(asked.choices) if asked.choices else None,
-        grammar=tokenizer.grammar(params.structured_outputs),
         priority=PRIORITY,
         lora_request=None if asked.lora is None else asked.lora.request(),
         images=images,
-        reasoning=tokenizer.reasoning(params.reasoning),
-        bad_words_token_ids=tokenizer.encode_bad_words(params.bad_words or ()),
         cache_salt=cache_salt(asked.tenant),
         is_conversation=True,
+        **text_fields(tokenizer, params),
     )

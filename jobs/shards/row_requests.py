@@ -11,6 +11,7 @@ from ...engine.request import Request, RequestOutputKind
 from ...engine.sampling_params import SamplingParams
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.detokenizer import StopStrings
+from ...engine.text.text_fields import text_fields
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
 from ..spec.sampling import row_seed
@@ -66,7 +67,7 @@ class RowRequests:
         """
         if form is not None:
             params = replace(self._params(row), structured_outputs=form)
-            requests = self._samples(row, token_ids, params, None)
+            requests = self._samples(row, token_ids, params)
         elif sampling is None and (plain := self._plain) is not None:
             requests = [plain.of_row(self.name(row), token_ids, self._params(row))]
         else:
@@ -83,9 +84,7 @@ class RowRequests:
     def _samples_of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
         if sampling is None:
             return self._samples(row, token_ids, self._params(row), self._choice_token_ids)
-        own = read_stored(RowSampling, sampling)
-        choice_token_ids = self.tokenizer.encode_choices(own.choices) if own.choices else None
-        return self._samples(row, token_ids, own.params(), choice_token_ids)
+        return self._samples(row, token_ids, read_stored(RowSampling, sampling).params())
 
     def anew(self, request: Request) -> Request:
         """The same, resumed from nothing."""
@@ -96,7 +95,7 @@ class RowRequests:
         return StopStrings.of(self.tokenizer, params, token_ids)
 
     def _samples(
-        self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
+        self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None = None
     ) -> list[Request]:
         """One for each sample: the first computes the prompt, the others fork from it."""
         first = self._request(self.name(row), token_ids, params.of_sample(0), choice_token_ids)
@@ -149,14 +148,11 @@ class RowRequests:
             request_id,
             token_ids,
             params,
-            choice_token_ids,
-            self._stops(params, token_ids),
-            self.tokenizer.grammar(params.structured_outputs),
+            stop_checker=self._stops(params, token_ids),
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            reasoning=self.tokenizer.reasoning(params.reasoning),
-            bad_words_token_ids=self.tokenizer.encode_bad_words(params.bad_words or ()),
             cache_salt=self._cache_salt,
+            **text_fields(self.tokenizer, params, choice_token_ids),
         )
 
     @cached_property
