@@ -134,6 +134,14 @@ def split_images(
     return plain, pictures
 
 
+def files_of(pictures: Sequence[Picture]) -> tuple[bytes, ...]:
+    """Images of messages where these come as JSON. Raises `InvalidRequestError` for one that is no file."""
+    files = tuple(each for each in pictures if isinstance(each, bytes))
+    if len(files) < len(pictures):
+        raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "image")
+    return files
+
+
 def _picture(part: Mapping[str, Any], number: int, unnamed: Iterator[Picture]) -> Picture:
     given: Any = part.get(part["type"])
     if part["type"] != "image_url":

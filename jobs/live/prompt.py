@@ -12,7 +12,7 @@ from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.text.chat_ending import CONTINUE, ChatEnding
 from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
-from ...engine.vision.reading import ImageReader, has_images, num_expanded
+from ...engine.vision.reading import ImageReader, files_of, has_images, num_expanded
 from ..errors import SpecError
 from ..spec.messages import messages_problem
 from ..spec.sampling import SamplingSpec
@@ -102,9 +102,7 @@ class LivePrompts:
         ending: ChatEnding,
     ) -> LivePrompt:
         split, pictures = self._images.split(with_plain_texts(messages))
-        files = tuple(each for each in pictures if isinstance(each, bytes))
-        if len(files) < len(pictures):
-            raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "messages")
+        files = files_of(pictures)
         grids = self._images.grids(files)
         text = self.tokenizer.apply_chat_template(split, template_kwargs, tools, ending)
         token_ids = self._encode_chat(text)

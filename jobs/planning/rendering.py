@@ -12,7 +12,7 @@ from ...engine.text.chat_ending import ChatEnding
 from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.image_size import Grid
-from ...engine.vision.reading import ImageReader, has_images
+from ...engine.vision.reading import ImageReader, files_of, has_images
 from ...storage.errors import Argument
 from ..errors import RowError, SpecError
 from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, without_absent
@@ -163,9 +163,7 @@ class PromptRenderer:
             split, pictures = self.images.split(placed, rest := iter(own))
             if next(rest, None) is not None:
                 raise RowError(f"column {self.image_column!r} has more images than the messages have parts for them")
-            files = tuple(each for each in pictures if isinstance(each, bytes))
-            if len(files) < len(pictures):
-                raise RowError("an image must be a data URL: data:image/png;base64,...")
+            files = files_of(pictures)
             grids = self.images.grids(files)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
