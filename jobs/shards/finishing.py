@@ -3,7 +3,10 @@
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ...storage.errors import LedgerError, PartMissing, StorageError
 from ...storage.ledger.batch_jobs import is_unwritten
@@ -15,7 +18,6 @@ from ...storage.output.manifest import Manifest, belongs_to_another, complete_ma
 from ...storage.output.parts import parts_of
 from ...storage.rows.planned_rows import PLANNED_ROWS
 from ...storage.rows.spool import discard_spool, lock_of
-from .manifest_report import manifest_report
 from .retriable import retriable_shards
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
         remove_strays(ledger, job.id, folder)
         remove_spool(ledger, job)
         # Without a manifest the folder may be on a disk that is gone for now.
-        if complete_manifest(folder, Manifest(job.id, job.fingerprint), lambda: manifest_report(ledger, job.id)):
+        if complete_manifest(folder, Manifest(job.id, job.fingerprint), lambda: _manifest_report(ledger, job.id)):
             ledger.tidying.done(job)
         else:
             ledger.tidying.put_off(job)
@@ -42,6 +44,41 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
         logger.warning("job %s is %s, but not all is tidy: %s", job.id, job.state, error)
         with suppress(LedgerError):
             ledger.tidying.put_off(job)
+
+
+def _manifest_report(ledger: Ledger, job_id: str) -> dict[str, Any]:
+    """What the manifest says of a job that has completed, by its names there. Raises `LedgerError`."""
+    job, progress = ledger.job(job_id), ledger.progress(job_id)
+    # A folder's path has no revision, whatever characters it has.
+    name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
+    return {
+        "state": str(progress.state),
+        "created_at": _utc(job.created_at),
+        "started_at": _utc(job.started_at),
+        "finished_at": _utc(job.finished_at),
+        "rows": {
+            "total": progress.rows_total,
+            "done": progress.rows_done,
+            "failed": progress.rows_failed,
+            "truncated": progress.rows_truncated,
+            **({"from_cache": progress.rows_from_cache} if job.spec.get("cache") else {}),
+        },
+        "tokens": {
+            "prompt": progress.prompt_tokens,
+            "cached": progress.cached_tokens,
+            "completion": progress.completion_tokens,
+        },
+        "model": name,
+        "revision": revision or None,
+        "weights": job.weights,
+        **({"other_weights": job.all_weights[1:]} if job.other_weights else {}),
+        "options": job.spec,
+        "versions": {package: version(package) for package in ("headrace", "torch")},
+    }
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _finish_cancelled(ledger: Ledger, job: JobRecord) -> None:
