@@ -6,7 +6,8 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from typing import Any, Self, TypeVar
 from ...engine.collector import YOUNG_OBJECTS
 from ...engine.text.tokenizer import Tokenizer
 from ..spec.schemas import JobSpec
-from .ahead import map_ahead
 from .batch_planner import BatchPlanner
 from .rendering import PromptRenderer
 from .work import Work
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # One is done, one waits in the helper and one on the way there: it never has to wait for its starter.
@@ -145,6 +146,21 @@ def _received(connection: Connection) -> Iterator[Work[Any]]:
         if work is None:
             return
         yield work
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int = 2) -> Iterator[Result]:
+    """`function` of each item, in order, called in a thread of its own while the caller makes the next items.
+
+    So many items are taken at most before the first of their results is. Raises what `function` does.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        begun: deque[Future[Result]] = deque()
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > num_ahead:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 if __name__ == "__main__":
