@@ -25,7 +25,7 @@ from ..api.openai.answer_bodies import Answer, Head, Usage, chat_completion, tex
 from ..api.openai.response_bodies import response
 from ..calls.events import merged_calls
 from ..calls.formats import CallFormat
-from ..planning.batch_planner import TOO_LONG
+from ..planning.rows_planner import TOO_LONG
 from ..shards.deadline import EXPIRED
 from ..shards.faults import is_servers
 from ..spec.lora import answers_as

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...storage.errors import InputError
 from ...storage.rows.external_sort import ExternalSorter, Item
 from ...storage.rows.spool import PlannedRow
-from .batch_planner import PlannedBatch, planned_row, row_number
+from .rows_planner import PlannedRun, planned_row, row_number
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000
@@ -65,16 +65,16 @@ class CustomIds:
         # The rows at fault of before.
         self._early_errors = array("q")
 
-    def add(self, batch: PlannedBatch) -> None:
-        if batch.own_ids and not self._has_own_ids:
+    def add(self, run: PlannedRun) -> None:
+        if run.own_ids and not self._has_own_ids:
             self._has_own_ids = True
             self._add_early_rows()
-        first, self._num_rows = self._num_rows, self._num_rows + len(batch.items)
+        first, self._num_rows = self._num_rows, self._num_rows + len(run.items)
         if not self._has_own_ids:
-            self._early_errors.extend(sorted(batch.errors))
+            self._early_errors.extend(sorted(run.errors))
             return
         numbers = range(first, self._num_rows)
-        self._sorter.extend(_item(number, batch.own_ids.get(number), number in batch.errors) for number in numbers)
+        self._sorter.extend(_item(number, run.own_ids.get(number), number in run.errors) for number in numbers)
 
     def _add_early_rows(self) -> None:
         """They are named by their numbers, which this column may repeat."""

@@ -33,19 +33,19 @@ from ..errors import SpecError
 from ..shards.row_calls import has_calls
 from ..spec.schemas import JobSpec
 from ..spec.tool_choice import is_forced
-from .batch_planner import BatchPlanner
 from .custom_ids import CustomIds, Repeats
-from .helper import Recipe
+from .planning_process import Recipe
 from .rendering import PromptRenderer
+from .rows_planner import RowsPlanner
 from .shard_cutter import PrefixSharing, ShardCutter, shard_rows_of
 from .side_by_side import SideBySide
 from .work import WriteShard
 
-_BATCH_ROWS = 1024
-# A batch of long rows ends earlier.
-_BATCH_CHARACTERS = 4 * 1024**2
+_RUN_ROWS = 1024
+# A run of long rows ends earlier.
+_RUN_CHARACTERS = 4 * 1024**2
 # Where rows name files, how large these are is not known before they are read.
-_BATCH_ROWS_WITH_IMAGES = 32
+_RUN_ROWS_WITH_IMAGES = 32
 _SORT_MEMORY_BYTES = 256 * 1024**2
 
 
@@ -178,13 +178,13 @@ class Planner:
         ):
             with self._sorter() as id_sorter:
                 ids = CustomIds(id_sorter)
-                batch_rows = _BATCH_ROWS if self.spec.image is None else _BATCH_ROWS_WITH_IMAGES
-                for batch in side_by_side.plan(_observed(source, unifier, batch_rows)):
-                    sorter.extend(batch.items)
-                    ids.add(batch)
-                    num_rows += len(batch.items)
-                    num_errors += len(batch.errors)
-                    answer_tokens += batch.answer_tokens
+                run_rows = _RUN_ROWS if self.spec.image is None else _RUN_ROWS_WITH_IMAGES
+                for run in side_by_side.plan(_observed(source, unifier, run_rows)):
+                    sorter.extend(run.items)
+                    ids.add(run)
+                    num_rows += len(run.items)
+                    num_errors += len(run.errors)
+                    answer_tokens += run.answer_tokens
                 repeats = ids.repeats()
             num_errors += len(repeats.duplicates)
             cutter = ShardCutter(self.shard_rows or shard_rows_of(num_rows))
@@ -197,7 +197,7 @@ class Planner:
     def _side_by_side(self, renderer: PromptRenderer, columns: Sequence[str]) -> SideBySide:
         context = self.model.max_position_embeddings
         recipe = Recipe(self.spec.model_dump_json(), tuple(columns), self.tokenizer.folder, context)
-        return SideBySide(BatchPlanner(renderer, self.tokenizer, context), recipe)
+        return SideBySide(RowsPlanner(renderer, self.tokenizer, context), recipe)
 
 
 def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Planner:
@@ -224,7 +224,7 @@ def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Pl
 def _columns(source: InputSource) -> list[str]:
     """The input's columns; where every row may have its own, those of the first rows."""
     if not source.has_fixed_columns:
-        deque(islice(source, _BATCH_ROWS), maxlen=0)
+        deque(islice(source, _RUN_ROWS), maxlen=0)
     return source.columns
 
 
@@ -242,17 +242,15 @@ def _told_from_another_format(source: InputSource) -> Iterator[None]:
         raise
 
 
-def _observed(
-    rows: Iterable[InputRow], unifier: SchemaUnifier, batch_rows: int = _BATCH_ROWS
-) -> Iterator[list[InputRow]]:
-    """The rows in batches; `unifier` has seen their values."""
-    batch: list[InputRow] = []
+def _observed(rows: Iterable[InputRow], unifier: SchemaUnifier, run_rows: int = _RUN_ROWS) -> Iterator[list[InputRow]]:
+    """The rows in runs; `unifier` has seen their values."""
+    run: list[InputRow] = []
     num_characters = 0
     for row in rows:
         num_characters += unifier.observe(row.values)
-        batch.append(row)
-        if len(batch) == batch_rows or num_characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, num_characters = [], 0
-    if batch:
-        yield batch
+        run.append(row)
+        if len(run) == run_rows or num_characters >= _RUN_CHARACTERS:
+            yield run
+            run, num_characters = [], 0
+    if run:
+        yield run

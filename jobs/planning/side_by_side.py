@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from ...storage.readers import InputRow
-from .batch_planner import BatchPlanner, PlannedBatch
-from .helper import Helper, Recipe
+from .planning_process import PlanningProcess, Recipe
+from .rows_planner import PlannedRun, RowsPlanner
 from .work import PlanRows, Work
 
 Result = TypeVar("Result")
 
 # A helper takes a second to begin: a smaller input is planned by then.
-_BATCHES_ALONE = 32
+_RUNS_ALONE = 32
 _MOST_HELPERS = 7
 # Results that wait for an earlier one, for each process.
 _MOST_WAITING = 4
@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 120.0
 class _Begun(Generic[Result]):
     """Work that a helper does."""
 
-    helper: Helper
+    helper: PlanningProcess
     work: Work[Result]
     result: "Future[Result]"
 
@@ -49,11 +49,11 @@ class SideBySide:
     A helper that is lost or hangs costs time only: its work is done here.
     """
 
-    def __init__(self, planner: BatchPlanner, recipe: Recipe) -> None:
+    def __init__(self, planner: RowsPlanner, recipe: Recipe) -> None:
         self._planner = planner
         self._recipe = recipe
         self._num_helpers = min(num_cores() - 1, _MOST_HELPERS)
-        self._helpers: list[Helper] = []
+        self._helpers: list[PlanningProcess] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -67,13 +67,13 @@ class SideBySide:
         self._helpers = []
         self._stack.close()
 
-    def plan(self, batches: Iterable[Sequence[InputRow]]) -> Iterator[PlannedBatch]:
-        """What the planner makes of each batch, in order. The helpers begin once there are many."""
-        return self.results(self._plans(batches))
+    def plan(self, runs: Iterable[Sequence[InputRow]]) -> Iterator[PlannedRun]:
+        """What the planner makes of each run, in order. The helpers begin once there are many."""
+        return self.results(self._plans(runs))
 
-    def _plans(self, batches: Iterable[Sequence[InputRow]]) -> Iterator[PlanRows]:
-        for number, rows in enumerate(batches):
-            if number == _BATCHES_ALONE:
+    def _plans(self, runs: Iterable[Sequence[InputRow]]) -> Iterator[PlanRows]:
+        for number, rows in enumerate(runs):
+            if number == _RUNS_ALONE:
                 self._begin_helpers()
             yield PlanRows(rows)
 
@@ -81,7 +81,7 @@ class SideBySide:
         # Without room for a process this one does it alone.
         with suppress(OSError):
             for _ in range(self._num_helpers):
-                self._helpers.append(self._stack.enter_context(Helper(self._recipe)))
+                self._helpers.append(self._stack.enter_context(PlanningProcess(self._recipe)))
 
     def results(self, works: Iterable[Work[Result]]) -> Iterator[Result]:
         """What each work gives, in order. Raises what doing it here does."""

@@ -12,8 +12,8 @@ from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow
 from ...storage.rows.external_sort import Item
 from ...storage.rows.spool import write_shard
-from .batch_planner import BatchPlanner, PlannedBatch
 from .custom_ids import Repeats
+from .rows_planner import PlannedRun, RowsPlanner
 
 Result = TypeVar("Result", covariant=True)
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result", covariant=True)
 class Work(Protocol[Result]):
     """Can be pickled. `done_by` gives the same wherever it is called, and may be called again."""
 
-    def done_by(self, planner: BatchPlanner) -> Result: ...
+    def done_by(self, planner: RowsPlanner) -> Result: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PlanRows:
 
     rows: Sequence[InputRow]
 
-    def done_by(self, planner: BatchPlanner) -> PlannedBatch:
+    def done_by(self, planner: RowsPlanner) -> PlannedRun:
         return planner.plan(self.rows)
 
     def __reduce__(self) -> tuple[Callable[..., "PlanRows"], tuple[Any, ...]]:
@@ -59,7 +59,7 @@ class WriteShard:
     repeats: Repeats
     schema: pa.Schema
 
-    def done_by(self, planner: BatchPlanner) -> WrittenShard:
+    def done_by(self, planner: RowsPlanner) -> WrittenShard:
         """Raises StorageError."""
         rows = self.repeats.rows(self.items)
         write_shard(self.path, rows, self.schema)

@@ -245,7 +245,7 @@ def test_errors_and_answers_stay_apart_across_reading_batches(plan):
 
 
 def test_a_batch_of_long_rows_ends_early(monkeypatch):
-    monkeypatch.setattr(planner, "_BATCH_CHARACTERS", 10)
+    monkeypatch.setattr(planner, "_RUN_CHARACTERS", 10)
     rows = [InputRow(number, {"text": text, "n": 1}) for number, text in enumerate(["a", "b" * 8, "c" * 30, "d", "e"])]
     unifier = SchemaUnifier()
     assert [[row.row for row in batch] for batch in planner._observed(rows, unifier)] == [[0, 1, 2], [3, 4]]
@@ -253,7 +253,7 @@ def test_a_batch_of_long_rows_ends_early(monkeypatch):
 
 
 def test_text_inside_other_values_counts_as_much(monkeypatch):
-    monkeypatch.setattr(planner, "_BATCH_CHARACTERS", 10)
+    monkeypatch.setattr(planner, "_RUN_CHARACTERS", 10)
     values: list[Any] = [[{"role": "user", "content": "a" * 8}], {"b": ["c", b"d" * 9]}, None, 1.5, True]
     rows = [InputRow(number, {"x": value}) for number, value in enumerate(values)]
     batches = planner._observed(rows, SchemaUnifier())

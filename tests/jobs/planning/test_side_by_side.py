@@ -15,9 +15,9 @@ import pytest
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning import side_by_side
-from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch
-from headrace.jobs.planning.helper import Helper, Recipe
 from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.planning_process import PlanningProcess, Recipe
+from headrace.jobs.planning.rows_planner import PlannedRun, RowsPlanner
 from headrace.jobs.planning.side_by_side import SideBySide
 from headrace.jobs.planning.work import PlanRows
 from headrace.jobs.spec.schemas import JobSpec
@@ -55,7 +55,7 @@ def row(number: int) -> InputRow:
     return InputRow(number, {"text": text, **({"custom_id": f"id {number}"} if kind == 3 else {})})
 
 
-def planned_side_by_side(recipe: Recipe, batches: Iterable[list[InputRow]]) -> list[PlannedBatch]:
+def planned_side_by_side(recipe: Recipe, batches: Iterable[list[InputRow]]) -> list[PlannedRun]:
     with SideBySide(recipe.planner(), recipe) as side_by_side:
         return list(side_by_side.plan(batches))
 
@@ -65,26 +65,26 @@ def test_helpers_plan_as_one_process_does(recipe, monkeypatch):
     alone = [planner.plan(batch) for batch in batches()]
     assert sum(len(batch.errors) for batch in alone) == 3 * NUM_BATCHES
     assert sum(len(batch.own_ids) for batch in alone) == NUM_BATCHES
-    with Helper(recipe) as helper:
+    with PlanningProcess(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         assert [helper.do(PlanRows(batch)).result() for batch in batches()] == alone
-    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 2)
+    monkeypatch.setattr(side_by_side, "_RUNS_ALONE", 2)
     assert planned_side_by_side(recipe, batches()) == alone
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
-    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(side_by_side, "_RUNS_ALONE", 0)
     # Long until one hangs: a slow one is waited for.
     monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 2)
-    helpers: list[DoomedHelper] = []
+    helpers: list[DoomedProcess] = []
 
-    def doomed(recipe: Recipe) -> DoomedHelper:
-        helpers.append(DoomedHelper(recipe, fate, lambda: monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5)))
+    def doomed(recipe: Recipe) -> DoomedProcess:
+        helpers.append(DoomedProcess(recipe, fate, lambda: monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5)))
         return helpers[-1]
 
-    monkeypatch.setattr(side_by_side, "Helper", doomed)
+    monkeypatch.setattr(side_by_side, "PlanningProcess", doomed)
     planner = recipe.planner()
     assert planned_side_by_side(recipe, batches()) == [planner.plan(batch) for batch in batches()]
     assert [helper.num_begun for helper in helpers] == [helpers[0].num_begun]
@@ -92,12 +92,12 @@ def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
 
 
 def test_results_come_in_order_when_the_last_ones_are_late(recipe, monkeypatch):
-    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(side_by_side, "_RUNS_ALONE", 0)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 2)
-    helpers: list[ReadyHelper] = []
+    helpers: list[ReadyProcess] = []
 
-    def ready(recipe: Recipe) -> ReadyHelper:
-        helpers.append(ReadyHelper(recipe))
+    def ready(recipe: Recipe) -> ReadyProcess:
+        helpers.append(ReadyProcess(recipe))
         return helpers[-1]
 
     def halting_it_before_the_last() -> Iterator[list[InputRow]]:
@@ -109,7 +109,7 @@ def test_results_come_in_order_when_the_last_ones_are_late(recipe, monkeypatch):
             yield rows
         os.kill(helpers[0]._process.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(side_by_side, "Helper", ready)
+    monkeypatch.setattr(side_by_side, "PlanningProcess", ready)
     planner = recipe.planner()
     planned = planned_side_by_side(recipe, halting_it_before_the_last())
     assert planned == [planner.plan(batch) for batch in batches()]
@@ -125,11 +125,11 @@ def test_shards_are_spooled_with_helpers_as_by_one_process(model, recipe, tmp_pa
     folders = [tmp_path / "alone", tmp_path / "side by side"]
     with planner.plan(open_input(source)) as plan:
         alone = plan.spool(folders[0])
-    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(side_by_side, "_RUNS_ALONE", 0)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 3)
-    doomed = DoomedHelper(recipe, signal.SIGKILL, lambda: None)
-    helpers = iter((doomed, ReadyHelper(recipe)))
-    monkeypatch.setattr(side_by_side, "Helper", lambda recipe: next(helpers))
+    doomed = DoomedProcess(recipe, signal.SIGKILL, lambda: None)
+    helpers = iter((doomed, ReadyProcess(recipe)))
+    monkeypatch.setattr(side_by_side, "PlanningProcess", lambda recipe: next(helpers))
     with planner.plan(open_input(source)) as plan:
         together = plan.spool(folders[1])
     assert doomed.num_begun >= 2
@@ -140,7 +140,7 @@ def test_shards_are_spooled_with_helpers_as_by_one_process(model, recipe, tmp_pa
     assert [path.name for path in sorted(folders[1].iterdir())] == [Path(shard.spool_path).name for shard in alone]
 
 
-class ReadyHelper(Helper):
+class ReadyProcess(PlanningProcess):
     """Has begun when the first batch is planned."""
 
     def __enter__(self) -> Self:
@@ -148,7 +148,7 @@ class ReadyHelper(Helper):
         return self
 
 
-class DoomedHelper(ReadyHelper):
+class DoomedProcess(ReadyProcess):
     """Gets a signal before its second batch, and is sent that all the same."""
 
     def __init__(self, recipe: Recipe, fate: signal.Signals, on_hang: Callable[[], None]) -> None:
@@ -168,7 +168,7 @@ class DoomedHelper(ReadyHelper):
 
 
 def test_what_a_helper_cannot_plan_ends_it(recipe):
-    with Helper(recipe) as helper:
+    with PlanningProcess(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         no_rows = [InputRow(0, None)]  # type: ignore[arg-type]
         assert isinstance(helper.do(PlanRows(no_rows)).exception(timeout=60), EOFError | OSError)
@@ -177,7 +177,7 @@ def test_what_a_helper_cannot_plan_ends_it(recipe):
 
 
 def test_what_cannot_be_given_to_a_helper_is_not_answered_with_what_comes_next(recipe):
-    with Helper(recipe) as helper:
+    with PlanningProcess(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         cannot_be_pickled = [InputRow(0, {"text": lambda: "Ticket"})]
         given = [helper.do(PlanRows(rows)) for rows in (cannot_be_pickled, next(batches()))]
@@ -185,7 +185,7 @@ def test_what_cannot_be_given_to_a_helper_is_not_answered_with_what_comes_next(r
 
 
 def test_control_c_is_for_the_starter(recipe):
-    with Helper(recipe) as helper:
+    with PlanningProcess(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         os.kill(helper._process.pid, signal.SIGINT)
         rows = next(batches())
@@ -194,13 +194,13 @@ def test_control_c_is_for_the_starter(recipe):
 
 def test_a_process_that_cannot_begin_is_never_free(recipe, tmp_path):
     broken = Recipe(recipe.spec, recipe.columns, tmp_path, CONTEXT)
-    with Helper(broken) as helper:
+    with PlanningProcess(broken) as helper:
         assert helper._process.wait(60) != 0
         assert not helper.is_free
 
 
 def test_a_helper_ends_when_nobody_has_work_for_it(recipe):
-    with Helper(recipe) as helper:
+    with PlanningProcess(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         pid = helper._process.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -220,8 +220,8 @@ def test_a_helper_whose_starter_is_killed_ends(recipe, tmp_path):
 # As a user's script is: nothing guards it against being run again by what it starts.
 STARTER = """
 import pickle, sys, time
-from headrace.jobs.planning.helper import Helper
-with Helper(pickle.load(open(sys.argv[1], "rb"))) as helper:
+from headrace.jobs.planning.planning_process import PlanningProcess
+with PlanningProcess(pickle.load(open(sys.argv[1], "rb"))) as helper:
     while not helper.is_free:
         time.sleep(0.01)
     print(helper._process.pid, flush=True)
@@ -239,5 +239,5 @@ def has_ended(pid: int) -> bool:
 
 def test_the_recipe_makes_the_same_planner(recipe, model):
     planner = recipe.planner()
-    assert isinstance(planner, BatchPlanner)
+    assert isinstance(planner, RowsPlanner)
     assert planner.tokenizer.encode("Ticket 7") == Tokenizer.from_pretrained(model).encode("Ticket 7")

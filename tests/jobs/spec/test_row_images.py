@@ -15,9 +15,9 @@ import pytest
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.engine.vision.reading import ImageReader
 from headrace.jobs.client.client import Client
-from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch, planned_row
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
+from headrace.jobs.planning.rows_planner import PlannedRun, RowsPlanner, planned_row
 from headrace.jobs.planning.shard_cutter import ShardCutter
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.row_batch import RowBatch
@@ -43,7 +43,7 @@ def planned(seeing):
         spec = JobSpec.parse(model=str(seeing), image="image", **{"prompt": "{text}", **options})
         tokenizer = Tokenizer.from_pretrained(seeing)
         columns = list(rows[0])
-        planner = BatchPlanner(PromptRenderer(spec, tokenizer, columns), tokenizer, 512)
+        planner = RowsPlanner(PromptRenderer(spec, tokenizer, columns), tokenizer, 512)
         return planner.plan([InputRow(number, values) for number, values in enumerate(rows)])
 
     return plan
@@ -116,13 +116,13 @@ def test_messages_name_no_files_of_ours(planned, tmp_path):
 def test_few_images_are_held_at_a_time(seeing, tmp_path, monkeypatch):
     """Their paths do not say how large they are."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{row}", "image": "none.png"}}\n' for row in range(70)))
-    batches, plan = [], BatchPlanner.plan
+    batches, plan = [], RowsPlanner.plan
 
-    def planned(self: BatchPlanner, rows: list[InputRow]) -> PlannedBatch:
+    def planned(self: RowsPlanner, rows: list[InputRow]) -> PlannedRun:
         batches.append(len(rows))
         return plan(self, rows)
 
-    monkeypatch.setattr(BatchPlanner, "plan", planned)
+    monkeypatch.setattr(RowsPlanner, "plan", planned)
     spec = JobSpec.parse(model=str(seeing), image="image", prompt="{text}")
     with make_planner(spec, 100, tmp_path).plan(open_input(tmp_path / "rows.jsonl")) as found:
         assert found.num_errors == 70

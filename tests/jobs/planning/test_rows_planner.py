@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
-from headrace.jobs.planning.helper import Recipe
+from headrace.jobs.planning.planning_process import Recipe
+from headrace.jobs.planning.rows_planner import RowsPlanner, planned_row
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow
 
@@ -18,12 +18,12 @@ LONGEST_TOKEN = 16
 
 
 @pytest.fixture(scope="module")
-def planner() -> BatchPlanner:
+def planner() -> RowsPlanner:
     spec = JobSpec.parse(model=str(MODEL), prompt="{text}")
     return Recipe(spec.model_dump_json(), ("text",), MODEL, CONTEXT).planner()
 
 
-def errors_of(planner: BatchPlanner, *texts: str) -> list[str | None]:
+def errors_of(planner: RowsPlanner, *texts: str) -> list[str | None]:
     batch = planner.plan([InputRow(number, {"text": text}) for number, text in enumerate(texts)])
     assert batch.errors == {row.row for row in map(planned_row, batch.items) if row.error is not None}
     return [planned_row(item).error for item in batch.items]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.jobs.planning.helper import map_ahead
+from headrace.jobs.planning.planning_process import map_ahead
 
 NUM_AHEAD = 3
 

@@ -1,4 +1,4 @@
-"""Planning in processes beside one's own: `Helper` is such a process as its starter sees it."""
+"""Planning in processes beside one's own: `PlanningProcess` is such a process as its starter sees it."""
 
 import gc
 import os
@@ -20,8 +20,8 @@ from typing import Any, Self, TypeVar
 from ...engine.collector import YOUNG_OBJECTS
 from ...engine.text.tokenizer import Tokenizer
 from ..spec.schemas import JobSpec
-from .batch_planner import BatchPlanner
 from .rendering import PromptRenderer
+from .rows_planner import RowsPlanner
 from .work import Work
 
 Item = TypeVar("Item")
@@ -33,20 +33,20 @@ _MOST_OPEN = 3
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a `BatchPlanner` is made of. `spec`: the job's, as JSON. `columns`: the input's."""
+    """What a `RowsPlanner` is made of. `spec`: the job's, as JSON. `columns`: the input's."""
 
     spec: str
     columns: tuple[str, ...]
     model_folder: Path
     context: int
 
-    def planner(self) -> BatchPlanner:
+    def planner(self) -> RowsPlanner:
         tokenizer = Tokenizer.from_pretrained(self.model_folder)
         renderer = PromptRenderer(JobSpec.model_validate_json(self.spec), tokenizer, self.columns)
-        return BatchPlanner(renderer, tokenizer, self.context)
+        return RowsPlanner(renderer, tokenizer, self.context)
 
 
-class Helper:
+class PlanningProcess:
     """A process of our own that does work in the order given. A context manager; leaving it ends the process."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -123,7 +123,7 @@ def _serve(connection: Connection) -> None:
         pass
 
 
-def _done(work: Work[Result], planner: BatchPlanner) -> Result:
+def _done(work: Work[Result], planner: RowsPlanner) -> Result:
     with ExitStack() as stack:
         # Whatever is raised, the starter meets the same. The thread that waits for more would keep us from ending.
         stack.callback(os._exit, 1)

@@ -1,4 +1,4 @@
-"""Planning some rows of the input: rendered, tokenized, and ready to be sorted. It keeps no state between batches."""
+"""Planning some rows of the input: rendered, tokenized, and ready to be sorted. It keeps no state between runs."""
 
 import pickle
 import sys
@@ -24,7 +24,7 @@ from .rendering import IllustratedPrompt, PromptRenderer
 TOO_LONG = "prompt has"
 
 
-class PlannedBatch(NamedTuple):
+class PlannedRun(NamedTuple):
     """Rows that follow each other in the input.
 
     `items`: one a row, as `ExternalSorter` takes them. `own_ids`: of those that bring a `custom_id`, by row number.
@@ -39,14 +39,14 @@ class PlannedBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BatchPlanner:
+class RowsPlanner:
     """`context`: how many tokens a prompt and its answer may have together."""
 
     renderer: PromptRenderer
     tokenizer: Tokenizer
     context: int
 
-    def plan(self, rows: Sequence[InputRow]) -> PlannedBatch:
+    def plan(self, rows: Sequence[InputRow]) -> PlannedRun:
         """What is wrong with a row becomes its error."""
         own_ids: dict[int, str] = {}
         errors = set()
@@ -68,7 +68,7 @@ class BatchPlanner:
                 items.append(_item(row, prompt, None))
             if row.sampling is not None:
                 answer_tokens += self._answer_tokens(row.sampling, len(prompt))
-        return PlannedBatch(items, own_ids, frozenset(errors), answer_tokens)
+        return PlannedRun(items, own_ids, frozenset(errors), answer_tokens)
 
     @property
     def _image_token_id(self) -> int:
