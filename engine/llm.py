@@ -17,10 +17,10 @@ from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .offline.answered import Answered
 from .offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .offline.engine_lock import EngineLock
 from .offline.one_each import one_each
 from .offline.outputs import RequestOutput, completion, prompt_logprobs
 from .offline.progress import MakeBar, Progress
-from .offline.turns import Turns
 from .offline.vllm_options import engine_config
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind
 from .sampling.defaults import chosen_sampling_defaults
@@ -75,7 +75,7 @@ class LLM:
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
-        self._turns = Turns()
+        self._lock = EngineLock()
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -106,7 +106,7 @@ class LLM:
         stderr tells how many prompts are done, or what makes one in tqdm's place. Raises `InvalidRequestError` naming
         the prompt that can not run; then none does.
         """
-        with self._turns.turn():
+        with self._lock.held():
             read = self._read(prompts)
             return self._run(read, self._params(sampling_params, len(read)), lora_request, priority, use_tqdm)
 
@@ -141,7 +141,7 @@ class LLM:
         params = self._params(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
         told, functions = _told(chat_template_kwargs), _shown(tools)
-        with self._turns.turn():
+        with self._lock.held():
             read = self._prompts.chats(many, told, functions, are_thinking, ending, chat_template)
             # Of many nobody is going to ask the next turn.
             return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
@@ -154,7 +154,7 @@ class LLM:
         `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
         prompt that can not run, `EngineError` when one fails while it runs.
         """
-        with self._turns.turn():
+        with self._lock.held():
             return self._beam_searched(self._read(prompts), params)
 
     def _beam_searched(self, read: Sequence[ReadPrompt], params: BeamSearchParams) -> list[BeamSearchOutput]:

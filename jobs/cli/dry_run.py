@@ -16,7 +16,7 @@ from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
-from .job_options import Asked, asked
+from .job_options import JobAsked, asked
 from .options import engine_config, watchdog_seconds
 from .reading import shown_reading
 from .signatures import takes
@@ -27,7 +27,7 @@ _UNKNOWN = "not known before a job with this model has completed"
 
 @takes(asked, target, engine_config, watchdog_seconds)
 def dry_run(
-    asked: Asked,
+    asked: JobAsked,
     _target: Target,
     engine: EngineConfig,
     _watchdog: float,

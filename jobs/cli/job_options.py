@@ -27,7 +27,7 @@ _NO_LINE_BREAK = re.compile(r"\\n(?![a-z])")
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobAsked:
     """Which rows are to be answered, and how. `open_source` is given a folder for what is piped in."""
 
     spec: JobSpec
@@ -169,7 +169,7 @@ def asked(
     lora: Annotated[
         str | None, typer.Option("--lora", metavar="NAME=FOLDER", help="Answer with this LoRA adapter of the model.")
     ] = None,
-) -> Asked:
+) -> JobAsked:
     """Raises `SpecError`, `ConfigError`."""
     if prompt is not None:
         # No @ for a template.
@@ -227,7 +227,7 @@ def asked(
     # A worker for it has to be possible.
     spec.precision.check()
     _hint_at_thinking(spec)
-    return Asked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
+    return JobAsked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
 
 
 def _hint_at_columns(prompt: str) -> None:

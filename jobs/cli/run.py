@@ -17,7 +17,7 @@ from .advice import sampling_advice
 from .cost import GpuHourPrice
 from .follow import at_first, follow, opening
 from .interrupts import termination_as_interrupt
-from .job_options import Asked, asked
+from .job_options import JobAsked, asked
 from .model_checks import check_model
 from .options import engine_config, watchdog_seconds, worker_options
 from .reading import shown_reading
@@ -27,7 +27,7 @@ from .target_options import Target, target
 
 @takes(asked, target, engine_config, watchdog_seconds)
 def run(
-    asked: Asked, target: Target, engine: EngineConfig, watchdog: float, gpu_hour_price: GpuHourPrice = None
+    asked: JobAsked, target: Target, engine: EngineConfig, watchdog: float, gpu_hour_price: GpuHourPrice = None
 ) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
@@ -50,7 +50,7 @@ def run(
 
 
 @takes(asked, target)
-def submit(asked: Asked, target: Target) -> None:
+def submit(asked: JobAsked, target: Target) -> None:
     """Queue every row of INPUT and return at once. Prints the job's id.
 
     A worker answers them (headrace worker); `headrace watch` shows how far it is.
@@ -76,7 +76,7 @@ def _known(client: Client, target: Target) -> Progress | None:
     return None
 
 
-def _submitted(client: Client, asked: Asked, target: Target) -> Job:
+def _submitted(client: Client, asked: JobAsked, target: Target) -> Job:
     _hint_at_sampling(asked.spec)
     with asked.open_source(client.settings.inputs_folder) as source, shown_reading(source):
         return client.submit_spec(source, asked.spec, target.output, target.mode, terms=target.terms)

@@ -41,7 +41,7 @@ class LiveClaim:
     seconds_left: float
 
 
-class Verdict(StrEnum):
+class LeaseState(StrEnum):
     """What renewing a lease finds. `GONE`: Redis does not know the request (any more), nobody else has it."""
 
     HELD = "held"
@@ -124,8 +124,8 @@ class LiveClaims:
         """Note that the engine gets a request which was renewed as waiting."""
         self._begin(keys=[request_key(claim.request.id)], args=[claim.attempt])
 
-    def renew(self, claims: Sequence[LiveClaim], waiting: Collection[str] = ()) -> list[Verdict]:
-        """Keep what is in flight for another lease; one verdict a claim.
+    def renew(self, claims: Sequence[LiveClaim], waiting: Collection[str] = ()) -> list[LeaseState]:
+        """Keep what is in flight for another lease; one state a claim.
 
         `waiting`: the ids of requests that the engine does not have; should this worker die, they are no crash.
         """
@@ -135,8 +135,8 @@ class LiveClaims:
         args: Arguments = [self.lease_seconds]
         for claim in claims:
             args += [claim.request.id, claim.attempt, int(claim.request.id in waiting)]
-        verdicts: Any = self._renew(keys=[open_key(self.queue), *map(request_key, ids)], args=args)
-        return [Verdict(verdict) for verdict in verdicts]
+        states: Any = self._renew(keys=[open_key(self.queue), *map(request_key, ids)], args=args)
+        return [LeaseState(state) for state in states]
 
     def restore(self, claim: LiveClaim) -> None:
         """Make a request known to a Redis that has forgotten it, as running here."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from .answer import Interruption, LiveAnswer
-from .claims import LiveClaims, Verdict
+from .claims import LeaseState, LiveClaims
 from .in_flight import AnswersInFlight
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LiveLeases:
         for answer in waiting:
             answer.is_known_to_wait = True
         try:
-            verdicts = self._claims.renew([answer.claim for answer in answers], {answer.id for answer in waiting})
+            states = self._claims.renew([answer.claim for answer in answers], {answer.id for answer in waiting})
             for answer in waiting:
                 # Begun in the meantime.
                 if answer.has_begun:
@@ -48,8 +48,8 @@ class LiveLeases:
         except RedisError:
             self._wait_for_the_others()
             raise
-        for answer, verdict in zip(answers, verdicts, strict=True):
-            self._heed(answer, verdict)
+        for answer, state in zip(answers, states, strict=True):
+            self._heed(answer, state)
 
     def sweep(self) -> None:
         """Ring for what dead workers held and for lost bells. Raises redis' errors."""
@@ -65,13 +65,13 @@ class LiveLeases:
             self._wait_for_the_others()
             raise
 
-    def _heed(self, answer: LiveAnswer, verdict: Verdict) -> None:
-        if verdict is Verdict.GONE and not answer.is_over:
+    def _heed(self, answer: LiveAnswer, state: LeaseState) -> None:
+        if state is LeaseState.GONE and not answer.is_over:
             self._claims.restore(answer.claim)
-        elif verdict is Verdict.LOST:
+        elif state is LeaseState.LOST:
             answer.is_lost = True
             self._interrupt(answer, Interruption.LOST)
-        elif verdict is Verdict.CANCELLED:
+        elif state is LeaseState.CANCELLED:
             self._interrupt(answer, Interruption.CANCELLED)
 
     def _wait_for_the_others(self) -> None:

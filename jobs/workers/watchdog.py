@@ -50,7 +50,7 @@ class Look:
     cpu_seconds: float = 0.0
 
 
-class Work(Protocol):
+class Watched(Protocol):
     """What a watchdog watches, from a thread of its own."""
 
     def look(self) -> Look: ...
@@ -106,9 +106,9 @@ class AttemptAtWork:
     def show_others(self) -> None: ...
 
 
-def works_of(host: "EngineHost", shards: "ShardRunner") -> dict[Hashable, Work]:
+def works_of(host: "EngineHost", shards: "ShardRunner") -> dict[Hashable, Watched]:
     """What a worker is at, once it serves."""
-    attempts: dict[Hashable, Work] = {attempt.claim.name: AttemptAtWork(attempt) for attempt in shards.attempts}
+    attempts: dict[Hashable, Watched] = {attempt.claim.name: AttemptAtWork(attempt) for attempt in shards.attempts}
     return {ENGINE: EngineAtWork(host), **attempts}
 
 
@@ -152,7 +152,7 @@ class Watchdog:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._beat_seconds = min(_BEAT_SECONDS, timeout_seconds / _BEATS_AT_LEAST)
-        self._works: Callable[[], Mapping[Hashable, Work]] = lambda: {ENGINE: Loading()}
+        self._works: Callable[[], Mapping[Hashable, Watched]] = lambda: {ENGINE: Loading()}
         self._suspicions: dict[Hashable, Suspicion] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._leniency = _LENIENCY
@@ -165,7 +165,7 @@ class Watchdog:
         suspicion = self._suspicions.get(ENGINE)
         return suspicion.still_seconds if suspicion is not None else 0.0
 
-    def watch(self, works: Callable[[], Mapping[Hashable, Work]]) -> None:
+    def watch(self, works: Callable[[], Mapping[Hashable, Watched]]) -> None:
         """Instead of what was watched before: each by what it is known by, the `ENGINE` among them."""
         self._works = works
 
@@ -211,14 +211,14 @@ class Watchdog:
             with suppress(BrokenPipeError, BlockingIOError):
                 self._guard.stdin.write(bytes([self._leniency]))
 
-    def _end_process(self, work: Work, still_seconds: float) -> None:
+    def _end_process(self, work: Watched, still_seconds: float) -> None:
         teller = threading.Thread(target=_tell, args=(work, still_seconds), name=_TELLER, daemon=True)
         teller.start()
         teller.join(_TELLING_SECONDS)
         os._exit(HUNG)
 
 
-def _tell(work: Work, still_seconds: float) -> None:
+def _tell(work: Watched, still_seconds: float) -> None:
     words = f"{work.words()} has not got on for {still_seconds:.0f} s"
     logger.critical("%s: what all threads are at follows", words)
     _show_threads()

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from headrace.jobs.errors import LaterVersion
-from headrace.jobs.live.claims import LiveClaims, Verdict
+from headrace.jobs.live.claims import LeaseState, LiveClaims
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest, new_request_id
 
@@ -58,7 +58,7 @@ def test_many_are_claimed_at_once(desk, claims_of):
     desk.requests.cancel(called_off.id)
     found = first.claim_all([*(each.id for each in requests), new_request_id()])
     assert [(claim.request, claim.is_cancelled) for claim in found] == [(waiting, False), (called_off, True)]
-    assert first.renew(found) == [Verdict.HELD, Verdict.CANCELLED]
+    assert first.renew(found) == [LeaseState.HELD, LeaseState.CANCELLED]
 
 
 def test_of_a_burst_no_more_are_taken_than_may_be_open(desk):
@@ -102,12 +102,12 @@ def test_what_only_waited_in_a_dead_worker_is_no_crash(desk, claims_of):
     dead, other = claims_of("dead", OVER), claims_of("other", OVER)
     swept, claimed, begun = requests = [desk.submitted() for _ in range(3)]
     held = [dead.claim(request.id) for request in requests]
-    assert dead.renew(held, {request.id for request in requests}) == [Verdict.HELD] * 3
+    assert dead.renew(held, {request.id for request in requests}) == [LeaseState.HELD] * 3
     dead.begin(held[2])
     assert other.claim(claimed.id).num_crashes == 0
     assert sorted(other.sweep(LONG)) == sorted(request.id for request in requests)
     # Taken for dead too early, as long as nobody has what it held: that makes up for nothing.
-    assert dead.renew(held[:1], {swept.id}) == [Verdict.HELD]
+    assert dead.renew(held[:1], {swept.id}) == [LeaseState.HELD]
     assert other.claim(swept.id).num_crashes == 0
     assert other.claim(begun.id).num_crashes == 1
     # The next attempt may be to blame again.
@@ -119,8 +119,8 @@ def test_what_was_lost_is_not_renewed_and_not_ended(desk, claims_of):
     first, second = claims_of("one", OVER), claims_of("two")
     lost = first.claim(request.id)
     held = second.claim(request.id)
-    assert first.renew([lost]) == [Verdict.LOST]
-    assert second.renew([held]) == [Verdict.HELD]
+    assert first.renew([lost]) == [LeaseState.LOST]
+    assert second.renew([held]) == [LeaseState.HELD]
     first.end([lost])
     assert not first.release(lost, has_failed=False)
     assert state(desk, request) is LiveState.RUNNING
@@ -136,7 +136,7 @@ def test_a_late_renewal_is_no_crash(desk, claims_of):
     claim = slow.claim(request.id)
     assert claims_of("other").sweep(LONG) == [request.id]
     assert state(desk, request) is LiveState.QUEUED
-    assert slow.renew([claim]) == [Verdict.HELD]
+    assert slow.renew([claim]) == [LeaseState.HELD]
     taken = claims_of("other").claim(request.id)
     assert taken is not None
     assert taken.num_crashes == 1
@@ -149,7 +149,7 @@ def test_a_worker_that_takes_its_own_again_has_not_crashed(desk, claims_of):
     for _ in range(3):
         held = [starved.claim(request.id) for request in (swept, rung)]
         starved.sweep(LONG)
-        assert starved.renew(held[:1]) == [Verdict.HELD]
+        assert starved.renew(held[:1]) == [LeaseState.HELD]
     assert [claim.num_crashes for claim in held] == [0, 0]
     other = claims_of("other", OVER)
     assert [other.claim(request.id).num_crashes for request in (swept, rung)] == [1, 0]
@@ -231,7 +231,7 @@ def test_cancelling(desk, claims_of):
     assert [desk.requests.cancel(each.id) for each in (waiting, running, ended)] == [True, True, False]
     assert not desk.requests.cancel(new_request_id())
     assert claims.claim(waiting.id).is_cancelled
-    assert claims.renew([held]) == [Verdict.CANCELLED]
+    assert claims.renew([held]) == [LeaseState.CANCELLED]
     assert desk.requests.get(running.id).is_cancelled
 
 
@@ -265,9 +265,9 @@ def test_what_redis_forgot_is_restored(desk, claims_of):
         redis.delete(request_key(request.id))
     with pytest.raises(UnknownRequest, match=request.id):
         desk.requests.get(request.id)
-    assert claims.renew([claim]) == [Verdict.GONE]
+    assert claims.renew([claim]) == [LeaseState.GONE]
     claims.restore(claim)
-    assert claims.renew([claim]) == [Verdict.HELD]
+    assert claims.renew([claim]) == [LeaseState.HELD]
     assert desk.requests.get(request.id).request == request
 
 

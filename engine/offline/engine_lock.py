@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from ..errors import EngineError
 
 
-class Turns:
-    """Turns at what belongs to this process."""
+class EngineLock:
+    """A lock that belongs to the process that has made it, and may be taken again by the thread that holds it."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -17,8 +17,8 @@ class Turns:
         self._lock = threading.RLock()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait until no other thread has one. Raises EngineError in a forked process.
+    def held(self) -> Iterator[None]:
+        """Wait until no other thread holds it. Raises EngineError in a forked process.
 
         There a step would wait for threads that only the parent has, and a lock for whoever held it.
         """
