@@ -85,6 +85,7 @@ class NoOpRunner(Runner):
     preemption_costs = PreemptionCosts(1.0, 1.0, 1.0)
     num_states = 0
     loras: LoraAdapters | None = None
+    processes = None
 
     def __init__(self, num_blocks: int) -> None:
         self._memory = NoMemory(num_blocks)

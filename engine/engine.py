@@ -136,12 +136,12 @@ class Engine:
 
     def close(self) -> None:
         """End the processes that share its model, if there are any; nothing can be computed then."""
-        if isinstance(self._runner, ParallelRunner):
+        if self._runner.processes is not None:
             self._runner.processes.close()
 
     def show_others(self) -> None:
         """Have the processes that share its model write what their threads are at to standard error."""
-        if isinstance(self._runner, ParallelRunner):
+        if self._runner.processes is not None:
             self._runner.processes.show()
 
     def call_when_dead(self, function: Callable[[str], None]) -> None:
@@ -150,7 +150,7 @@ class Engine:
         So it is where one of the processes that share its model is gone, or where the GPU is lost to this process;
         `step` raises `EngineDeadError` then.
         """
-        if isinstance(self._runner, ParallelRunner):
+        if self._runner.processes is not None:
             self._runner.processes.call_when_dead(function)
         elif self._death is None:
             self._when_dead.append(function)
@@ -354,7 +354,7 @@ class Engine:
 
     def _require_device(self, error: Exception) -> None:
         """Raises `EngineDeadError` where the device computes nothing any more: no request is to be blamed for that."""
-        if isinstance(self._runner, ParallelRunner) or not is_lost(self._runner.device):
+        if self._runner.processes is not None or not is_lost(self._runner.device):
             return
         self._death = EngineDeadError(f"the GPU is lost to this process, start another one: {one_line(error)}")
         for function in self._when_dead:

@@ -33,6 +33,7 @@ from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import give_back_freed_memory, keep_freed_memory
 from .memory_budget import NO_SECOND_MODEL, MemoryBudget, SecondModel, fitting
 from .micro_batches import micro_batches, num_micro_batches
+from .runner import OtherProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class ModelRunner:
     `second`: what a model beside it takes that is loaded already.
     Where it is one of several `ranks`, it owns its share of both, or of a stage of layers.
     """
+
+    processes: OtherProcesses | None = None
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What the engine needs of a model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -29,11 +29,25 @@ class BlockMemory(Protocol):
         """Put what `swap_out` gave, from its `first` block on, into these blocks."""
 
 
+class OtherProcesses(Protocol):
+    """Those that share a model with the engine's."""
+
+    def call_when_dead(self, function: Callable[[str], None]) -> None:
+        """Have it called once with what happened to one of them, in any thread; at once where it has already."""
+
+    def show(self) -> None:
+        """Have them write what their threads are at to standard error."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 class Runner(Protocol):
     """What the engine needs of a model: logits for a batch, and memory for KV.
 
     `sliding_window`: how many tokens back the model looks in all its layers, if that is limited. `num_states`: how many
     sequences' states it has room for, 0 where its layers have none. `loras`: where requests may name LoRA adapters.
+    `processes`: the others that have a share of the model, if there are any; they tell themselves of a lost device.
     """
 
     vocab_size: int
@@ -45,6 +59,9 @@ class Runner(Protocol):
 
     @property
     def memory(self) -> BlockMemory: ...
+
+    @property
+    def processes(self) -> OtherProcesses | None: ...
 
     def execute(self, batch: Batch) -> Tensor:
         """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab]."""

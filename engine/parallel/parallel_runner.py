@@ -35,6 +35,8 @@ from .step_messages import StepWriter, heard_with
 class ParallelRunner(ModelRunner):
     """Rank 0, which tells the others of every step before it computes its own share."""
 
+    processes: RankProcesses
+
     def __init__(self, model_config: ModelConfig, config: EngineConfig, processes: RankProcesses) -> None:
         self.processes = processes
         # The others live as long as this.

@@ -89,6 +89,7 @@ class FakeRunner:
     # Moving is always the cheaper way.
     preemption_costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
     loras: LoraAdapters | None = None
+    processes = None
 
     def __init__(
         self, num_blocks: int, block_size: int, sliding_window: int | None = None, num_states: int = 0
