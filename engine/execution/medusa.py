@@ -1,22 +1,13 @@
 """Heads on the model's own hidden states that say what follows the next token."""
 
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
-
-from torch import Tensor
 
 from ..models.medusa import MedusaHeads
 from ..scheduling.head_drafter import HeadDrafter
 from ..scheduling.sequence import Sequence
 from ..scheduling.step_plan import StepPlan
 from ..transfer import Readback, to_device
-
-
-class HiddenRunner(Protocol):
-    """A runner that keeps the hidden states of the rows that its last step gave the logits of."""
-
-    def kept_hidden(self, rows: Tensor) -> Tensor:
-        """Of these rows, [n] int64, after the final norm: [n, hidden_size]."""
+from .model_runner import ModelRunner
 
 
 class Medusa:
@@ -24,7 +15,7 @@ class Medusa:
 
     block_bytes = 0
 
-    def __init__(self, heads: MedusaHeads, runner: HiddenRunner) -> None:
+    def __init__(self, heads: MedusaHeads, runner: ModelRunner) -> None:
         self.drafter = HeadDrafter(heads.config.num_heads)
         self._heads = heads
         self._runner = runner
