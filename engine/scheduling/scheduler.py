@@ -374,20 +374,6 @@ class Scheduler:
             assert self.decodes.sequences == self.running, "those that decode are not those that run"
             self.decodes.check()
 
-    def check_order(self, plan: StepPlan) -> None:
-        """Assert that nobody is served in a step while someone more urgent goes short. For tests."""
-        served = {item.sequence.turn: item.sequence for item in plan.scheduled}
-        left = [each for each in (*self.waiting, *self.running) if each.turn not in served]
-        # Where a prompt is cut for the sake of others, it goes short of nothing.
-        cut = [sequence for sequence, _ in plan.snapshots]
-        left += [item.sequence for item in plan.scheduled if not item.reaches_end and item.sequence not in cut]
-        # Nor where it would keep the most urgent waiting.
-        if not plan.budget_beside_urgent:
-            left = [each for each in left if not plan.makes_urgent_wait(each)]
-        most_urgent_left = min((each.priority for each in left if each.num_uncomputed_tokens), default=None)
-        for sequence in served.values():
-            assert most_urgent_left is None or sequence.priority <= most_urgent_left, "bulk is before the urgent"
-
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         self._tables.swap_out(sequence, plan)
         self.start_over(sequence)

@@ -17,6 +17,7 @@ from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.scheduling import state_tables
+from headrace.engine.scheduling.scheduler import Scheduler
 from headrace.engine.scheduling.step_plan import StepPlan
 from headrace.engine.scheduling.token_budget import TokenBudget
 from headrace.engine.serving import served_request
@@ -294,11 +295,26 @@ def check_every_plan(engine: Engine) -> None:
         beside_urgent = scheduler.budget.beside_urgent
         plan = schedule(among, is_ahead)
         if among is None:
-            scheduler.check_order(plan)
+            check_order(scheduler, plan)
         assert sum(item.num_tokens for item in plan.scheduled if plan.makes_urgent_wait(item.sequence)) <= beside_urgent
         return plan
 
     scheduler.schedule = checked  # type: ignore[method-assign]
+
+
+def check_order(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Assert that nobody is served in a step while someone more urgent goes short."""
+    served = {item.sequence.turn: item.sequence for item in plan.scheduled}
+    left = [each for each in (*scheduler.waiting, *scheduler.running) if each.turn not in served]
+    # Where a prompt is cut for the sake of others, it goes short of nothing.
+    cut = [sequence for sequence, _ in plan.snapshots]
+    left += [item.sequence for item in plan.scheduled if not item.reaches_end and item.sequence not in cut]
+    # Nor where it would keep the most urgent waiting.
+    if not plan.budget_beside_urgent:
+        left = [each for each in left if not plan.makes_urgent_wait(each)]
+    most_urgent_left = min((each.priority for each in left if each.num_uncomputed_tokens), default=None)
+    for sequence in served.values():
+        assert most_urgent_left is None or sequence.priority <= most_urgent_left, "bulk is before the urgent"
 
 
 @pytest.fixture(autouse=True, scope="module")
