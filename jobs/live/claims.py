@@ -80,12 +80,11 @@ class LiveClaims:
         """Tell the queue's workers, this one among them, of requests that are to be had."""
         ring_for_requests(self._app, self.queue, request_ids)
 
-    def claim(self, request_id: str) -> LiveClaim | None:
-        """The right to answer a request; None when it has ended or another attempt has it."""
-        return next(iter(self.claim_all([request_id])), None)
-
     def claim_all(self, request_ids: Sequence[str]) -> list[LiveClaim]:
-        """The rights that are to be had, in one step. What cannot be read here is handed back, for other workers."""
+        """The rights that are to be had, in one step: none where a request has ended or another attempt has it.
+
+        What cannot be read here is handed back, for other workers.
+        """
         args: Arguments = [self.owner, self.lease_seconds, *request_ids]
         found: Any = self._claim(keys=[open_key(self.queue), *map(request_key, request_ids)], args=args)
         claims = [self._claimed(*each) for each in found]

@@ -27,10 +27,6 @@ class Turns(Generic[T]):
         self._num_inside = 0
         self._lock = threading.Lock()
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def enter(self, item: T, request: LiveRequest) -> None:
         """Have `start` called with the item, now or later."""
         with self._lock:

@@ -16,7 +16,7 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.broker.celery_app import create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.hosting.engine_host import EngineHost
-from headrace.jobs.live.claims import LiveClaims
+from headrace.jobs.live.claims import LiveClaim, LiveClaims
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.live.runner import LiveRunner
 from headrace.jobs.spec.sampling import SamplingSpec
@@ -33,6 +33,11 @@ LONG = 600.0
 PROMPT = (1, 2, 3)
 # Draws rather than takes the likeliest token, so that a wrong place in the seed's sequence shows.
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 20, "ignore_eos": True}
+
+
+def claim_one(claims: LiveClaims, request_id: str) -> LiveClaim | None:
+    """None where it has ended or another attempt has it."""
+    return next(iter(claims.claim_all([request_id])), None)
 
 
 @dataclass

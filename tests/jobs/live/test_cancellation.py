@@ -9,7 +9,7 @@ from headrace.jobs.live import cancel_listener
 from headrace.jobs.live.cancel_listener import CancelListener
 
 from ..answers import WAIT_SECONDS
-from .desk import error_of, stop_after
+from .desk import claim_one, error_of, stop_after
 
 
 def test_a_cancelled_request_frees_its_blocks(desk, wait_until, ends):
@@ -101,7 +101,7 @@ def test_what_ends_while_it_is_being_claimed(why, desk, monkeypatch, wait_until,
     """Another attempt's tokens are still being read: the stream has its end all the same, and nothing is generated."""
     with desk.worker() as first:
         request = desk.submitted()
-        first.claims.release(first.claims.claim(request.id), has_failed=False)
+        first.claims.release(claim_one(first.claims, request.id), has_failed=False)
         recover, reading, may_go_on = first.publisher.recover, threading.Event(), threading.Event()
 
         def slowly(attempts):

@@ -12,7 +12,7 @@ from headrace.jobs.live.claims import LeaseState, LiveClaims
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest, new_request_id
 
-from .desk import LONG, PROMPT, TTL_SECONDS, Desk
+from .desk import LONG, PROMPT, TTL_SECONDS, Desk, claim_one
 
 OVER = 0.0
 
@@ -39,12 +39,12 @@ def lose_bells(desk: Desk) -> None:
 def test_one_of_two_gets_it(desk, claims_of):
     request = desk.submitted()
     first, second = claims_of("one"), claims_of("two")
-    claim = first.claim(request.id)
+    claim = claim_one(first, request.id)
     assert claim is not None
     assert (claim.request, claim.attempt, claim.num_crashes, claim.num_failures) == (request, 1, 0, 0)
     assert 0 < claim.seconds_left <= LONG + 1
-    assert second.claim(request.id) is None
-    assert first.claim(request.id) is None
+    assert claim_one(second, request.id) is None
+    assert claim_one(first, request.id) is None
     record = desk.requests.get(request.id)
     assert (record.state, record.owner, record.attempt) == (LiveState.RUNNING, "one", 1)
 
@@ -53,8 +53,8 @@ def test_many_are_claimed_at_once(desk, claims_of):
     waiting, taken, ended, called_off = requests = [desk.request(PROMPT) for _ in range(4)]
     desk.requests.submit(*requests)
     first, second = claims_of("one"), claims_of("two")
-    assert second.claim(taken.id).request == taken
-    second.end([second.claim(ended.id)])
+    assert claim_one(second, taken.id).request == taken
+    second.end([claim_one(second, ended.id)])
     desk.requests.cancel(called_off.id)
     found = first.claim_all([*(each.id for each in requests), new_request_id()])
     assert [(claim.request, claim.is_cancelled) for claim in found] == [(waiting, False), (called_off, True)]
@@ -84,16 +84,16 @@ def test_a_group_beyond_the_limit_is_taken_alone(desk):
 
 def test_submitting_again_changes_nothing(desk, claims_of):
     request = desk.submitted()
-    assert claims_of("one").claim(request.id) is not None
+    assert claim_one(claims_of("one"), request.id) is not None
     desk.requests.submit(request)
     assert state(desk, request) is LiveState.RUNNING
-    assert claims_of("two").claim(request.id) is None
+    assert claim_one(claims_of("two"), request.id) is None
 
 
 def test_an_expired_lease_is_a_crash(desk, claims_of):
     request = desk.submitted()
-    claims_of("one", OVER).claim(request.id)
-    claim = claims_of("two").claim(request.id)
+    claim_one(claims_of("one", OVER), request.id)
+    claim = claim_one(claims_of("two"), request.id)
     assert claim is not None
     assert (claim.attempt, claim.num_crashes) == (2, 1)
 
@@ -101,24 +101,24 @@ def test_an_expired_lease_is_a_crash(desk, claims_of):
 def test_what_only_waited_in_a_dead_worker_is_no_crash(desk, claims_of):
     dead, other = claims_of("dead", OVER), claims_of("other", OVER)
     swept, claimed, begun = requests = [desk.submitted() for _ in range(3)]
-    held = [dead.claim(request.id) for request in requests]
+    held = [claim_one(dead, request.id) for request in requests]
     assert dead.renew(held, {request.id for request in requests}) == [LeaseState.HELD] * 3
     dead.begin(held[2])
-    assert other.claim(claimed.id).num_crashes == 0
+    assert claim_one(other, claimed.id).num_crashes == 0
     assert sorted(other.sweep(LONG)) == sorted(request.id for request in requests)
     # Taken for dead too early, as long as nobody has what it held: that makes up for nothing.
     assert dead.renew(held[:1], {swept.id}) == [LeaseState.HELD]
-    assert other.claim(swept.id).num_crashes == 0
-    assert other.claim(begun.id).num_crashes == 1
+    assert claim_one(other, swept.id).num_crashes == 0
+    assert claim_one(other, begun.id).num_crashes == 1
     # The next attempt may be to blame again.
-    assert dead.claim(swept.id).num_crashes == 1
+    assert claim_one(dead, swept.id).num_crashes == 1
 
 
 def test_what_was_lost_is_not_renewed_and_not_ended(desk, claims_of):
     request = desk.submitted()
     first, second = claims_of("one", OVER), claims_of("two")
-    lost = first.claim(request.id)
-    held = second.claim(request.id)
+    lost = claim_one(first, request.id)
+    held = claim_one(second, request.id)
     assert first.renew([lost]) == [LeaseState.LOST]
     assert second.renew([held]) == [LeaseState.HELD]
     first.end([lost])
@@ -126,18 +126,18 @@ def test_what_was_lost_is_not_renewed_and_not_ended(desk, claims_of):
     assert state(desk, request) is LiveState.RUNNING
     second.end([held])
     assert state(desk, request) is LiveState.ENDED
-    assert second.claim(request.id) is None
+    assert claim_one(second, request.id) is None
 
 
 def test_a_late_renewal_is_no_crash(desk, claims_of):
     """The sweeper was faster, but nobody has taken the request: its worker was only slow."""
     request = desk.submitted()
     slow = claims_of("slow", OVER)
-    claim = slow.claim(request.id)
+    claim = claim_one(slow, request.id)
     assert claims_of("other").sweep(LONG) == [request.id]
     assert state(desk, request) is LiveState.QUEUED
     assert slow.renew([claim]) == [LeaseState.HELD]
-    taken = claims_of("other").claim(request.id)
+    taken = claim_one(claims_of("other"), request.id)
     assert taken is not None
     assert taken.num_crashes == 1
 
@@ -147,12 +147,12 @@ def test_a_worker_that_takes_its_own_again_has_not_crashed(desk, claims_of):
     swept, rung = desk.submitted(), desk.submitted()
     starved = claims_of("starved", OVER)
     for _ in range(3):
-        held = [starved.claim(request.id) for request in (swept, rung)]
+        held = [claim_one(starved, request.id) for request in (swept, rung)]
         starved.sweep(LONG)
         assert starved.renew(held[:1]) == [LeaseState.HELD]
     assert [claim.num_crashes for claim in held] == [0, 0]
     other = claims_of("other", OVER)
-    assert [other.claim(request.id).num_crashes for request in (swept, rung)] == [1, 0]
+    assert [claim_one(other, request.id).num_crashes for request in (swept, rung)] == [1, 0]
 
 
 def test_a_request_that_a_worker_cannot_read_is_left_to_others(desk, claims_of, caplog):
@@ -170,7 +170,7 @@ def test_a_request_that_a_worker_cannot_read_is_left_to_others(desk, claims_of, 
             assert later.id in claims_of("sweeper").sweep(OVER)
         redis.hset(request_key(later.id), "spec", spec)
     assert (caplog.text.count("left to other workers"), caplog.text.count("beams")) == (1, 1)
-    claim = claims_of("upgraded").claim(later.id)
+    claim = claim_one(claims_of("upgraded"), later.id)
     assert (claim.request, claim.attempt, claim.num_crashes, claim.num_failures) == (later, 4, 0, 0)
 
 
@@ -183,7 +183,7 @@ def test_what_only_earlier_workers_hear_is_not_rung_for_past_its_deadline(desk, 
         spec = redis.hget(request_key(unread.id), "spec")
         redis.hset(request_key(unread.id), "spec", spec.replace("{", '{"beams":4,', 1))
     assert sorted(claims.sweep(OVER)) == sorted(request.id for request in requests)
-    assert claims.claim(unread.id) is None
+    assert claim_one(claims, unread.id) is None
     for _ in range(2):
         # Who has lost a bell is to hear that its deadline has passed.
         assert claims.sweep(OVER) == [unheard.id]
@@ -195,12 +195,12 @@ def test_what_only_earlier_workers_hear_is_not_rung_for_past_its_deadline(desk, 
 def test_what_is_handed_back_is_waiting_again(desk, claims_of):
     request = desk.submitted()
     claims = claims_of("one")
-    assert claims.release(claims.claim(request.id), has_failed=False)
+    assert claims.release(claim_one(claims, request.id), has_failed=False)
     assert desk.requests.num_waiting(desk.queue) == 1
-    again = claims.claim(request.id)
+    again = claim_one(claims, request.id)
     assert (again.attempt, again.num_crashes, again.num_failures) == (2, 0, 0)
     assert claims.release(again, has_failed=True)
-    assert claims.claim(request.id).num_failures == 1
+    assert claim_one(claims, request.id).num_failures == 1
 
 
 def test_a_lost_bell_is_rung_again_once(desk, claims_of):
@@ -217,8 +217,8 @@ def test_a_lost_bell_is_rung_again_once(desk, claims_of):
 def test_what_runs_or_has_ended_is_not_swept(desk, claims_of):
     running, ended = desk.submitted(), desk.submitted()
     claims = claims_of("one")
-    claims.claim(running.id)
-    claims.end([claims.claim(ended.id)])
+    claim_one(claims, running.id)
+    claims.end([claim_one(claims, ended.id)])
     lose_bells(desk)
     assert claims.sweep(OVER) == []
 
@@ -226,11 +226,11 @@ def test_what_runs_or_has_ended_is_not_swept(desk, claims_of):
 def test_cancelling(desk, claims_of):
     waiting, running, ended = desk.submitted(), desk.submitted(), desk.submitted()
     claims = claims_of("one")
-    held = claims.claim(running.id)
-    claims.end([claims.claim(ended.id)])
+    held = claim_one(claims, running.id)
+    claims.end([claim_one(claims, ended.id)])
     assert [desk.requests.cancel(each.id) for each in (waiting, running, ended)] == [True, True, False]
     assert not desk.requests.cancel(new_request_id())
-    assert claims.claim(waiting.id).is_cancelled
+    assert claim_one(claims, waiting.id).is_cancelled
     assert claims.renew([held]) == [LeaseState.CANCELLED]
     assert desk.requests.get(running.id).is_cancelled
 
@@ -251,7 +251,7 @@ def test_tenants_are_counted_apart(desk, claims_of):
     overdue = desk.submitted(tenant=mine, timeout_seconds=-1)
     assert (desk.requests.num_open(mine), desk.requests.num_open(theirs)) == (2, 1)
     claims = claims_of("one")
-    claims.end([claims.claim(requests[0].id)])
+    claims.end([claim_one(claims, requests[0].id)])
     desk.requests.cancel(requests[1].id)
     assert (desk.requests.num_open(mine), desk.requests.num_open(theirs)) == (0, 1)
     assert desk.requests.get(overdue.id).request == overdue
@@ -260,7 +260,7 @@ def test_tenants_are_counted_apart(desk, claims_of):
 def test_what_redis_forgot_is_restored(desk, claims_of):
     request = desk.submitted()
     claims = claims_of("one")
-    claim = claims.claim(request.id)
+    claim = claim_one(claims, request.id)
     with Redis.from_url(desk.url) as redis:
         redis.delete(request_key(request.id))
     with pytest.raises(UnknownRequest, match=request.id):
@@ -278,8 +278,8 @@ def test_no_key_stays_for_ever(desk, claims_of):
         claims = claims_of("one")
         for _ in range(2):
             request = desk.submitted()
-            claims.claim(request.id)
-        claims.end([claims.claim(desk.submitted().id)])
+            claim_one(claims, request.id)
+        claims.end([claim_one(claims, desk.submitted().id)])
         keys = list(redis.scan_iter("headrace:live:*"))
         assert len(keys) >= 5
         assert all(0 < redis.ttl(key) <= LONG + TTL_SECONDS + 1 for key in keys)

@@ -6,7 +6,7 @@ from redis import Redis
 from headrace.jobs.live.requests import LiveState
 
 from ..answers import WAIT_SECONDS
-from .desk import error_of, heard, stop_after, when_told
+from .desk import claim_one, error_of, heard, stop_after, when_told
 
 
 def test_after_an_engine_failure_it_goes_on_where_it_was(desk, wait_until, ends):
@@ -121,6 +121,6 @@ def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait
         # The step that stands at the gate is the last with it.
         dies.runner.permit(2)
         wait_until(lambda: desk.num_streamed(begun.id) == 1, "the second has its turn")
-        crashes = [heir.claims.claim(request.id).num_crashes for request in (begun, waiting)]
+        crashes = [claim_one(heir.claims, request.id).num_crashes for request in (begun, waiting)]
         assert crashes == [1, 0]
         dies.runner.open()

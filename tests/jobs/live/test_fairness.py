@@ -103,7 +103,7 @@ def test_the_engine_gets_as_many_as_it_runs_and_the_rest_by_turns() -> None:
         turns.enter(f"flood-{number}", request("flood"))
     assert started == ["flood-0", "flood-1"]
     turns.enter("one", request("other"))
-    assert turns.num_waiting == 5
+    assert len(started) == 2
     turns.leave("flood-1")
     assert started[2:] == ["one"]
     turns.leave("flood-1")
