@@ -26,11 +26,11 @@ def opening(job: Job, progress: Progress) -> str:
 
 
 def at_first(job: Job) -> Progress:
-    """A new job's progress, of which workers that are there may have made some by now: that is this run's."""
+    """A new job's progress, of which workers that are there may have made some or all by now: that is this run's."""
     sums = ("rows_done", "rows_failed", "rows_from_cache", "rows_truncated", "shards_done")
     tokens = ("prompt_tokens", "cached_tokens", "completion_tokens")
     nothing: dict[str, Any] = dict.fromkeys((*sums, *tokens), 0)
-    return replace(job.progress(), **nothing)
+    return replace(job.progress(), state=JobState.RUNNING, **nothing)
 
 
 def follow(

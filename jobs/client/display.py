@@ -40,6 +40,11 @@ class Pace:
     def worker_is_ready(self) -> None:
         self.ready_at = self.ready_at or time.monotonic()
 
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether the job was seen before it had ended."""
+        return self.ready_at is not None or self.waited_until is not None
+
     def waits(self) -> None:
         """No worker is there for the job, or all are at another's rows."""
         self.waited_until = time.monotonic()
@@ -48,6 +53,11 @@ class Pace:
         """The job has ended: what follows is not its time. It may have done so before it was seen at work."""
         self.ended_at = time.monotonic()
         self.ready_at = self.ready_at or self.waited_until
+
+    def was_over(self, seconds: float) -> None:
+        """The job had ended before anybody looked, so long after it was submitted."""
+        self.ended_at = self.started_at
+        self.started_at = self.ready_at = self.ended_at - seconds
 
     @property
     def seconds(self) -> float:
@@ -213,8 +223,11 @@ class JobDisplay:
                 self.pace.worker_is_ready()
             else:
                 self.pace.waits()
-        elif progress.state.has_ended:
+        elif progress.state.has_ended and (self.pace.was_looked_at or self.pace.first.state.has_ended):
             self.pace.end()
+        elif progress.state.has_ended:
+            record = self._job.client.ledger.job(self._job.id)
+            self.pace.was_over((record.finished_at or record.created_at) - record.created_at)
         self._display.show(progress, ahead)
 
     def _ahead(self) -> Ahead | None:

@@ -1,6 +1,7 @@
 """What `headrace run` makes of a file, what it says of it, and what the other commands say then."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def test_rows_that_are_answered_before_anybody_looks_are_this_runs(served, headr
     arguments = [*label_arguments(few, tmp_path / "out"), "--limit", "5"]
     run = headrace(served, *arguments)
     assert "5 of 5: 5 generated, 0 kept from before, 0 failed" in run.out
+    took = re.search(r"time +(\d+\.\d) s, of which \1 s with .*\nrate +([\d.]+) rows/s", run.out)
+    assert took is not None
+    # By the ledger, which knows when it was submitted.
+    assert 0 < float(took[2]) < 1000
     assert "done before" not in run.err
     again = headrace(served, *arguments, "--resume")
     assert "5 of 5: 0 generated, 5 kept from before, 0 failed" in again.out

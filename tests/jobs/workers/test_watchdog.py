@@ -117,7 +117,8 @@ def test_a_job_whose_workers_hang_is_completed_by_another(hanging: Hanging, tmp_
     hanging.assert_complete()
     assert re.search(r"the engine, at step \d+ with \d+ sequences running and \d+ waiting, has not got on", hanging.log)
     assert re.search(r"attempt \d at shard job_\w+/00000 has not got on for \d+ s: this worker ends", hanging.log)
-    assert hanging.log.count("Thread engine (most recent call last):") == 2
+    # On a busy machine one that does not hang may be slower than that as well.
+    assert hanging.log.count("Thread engine (most recent call last):") >= 2
     assert hanging.log.count("in hang_once") == 2
     assert "Thread lease renewal" in hanging.log
 
