@@ -168,6 +168,14 @@ def test_a_cached_prefix_of_another_prompt(family):
     assert events[-1].num_cached_tokens > len(prompt)
 
 
+def test_a_fork_has_a_copy_of_the_last_block(family):
+    prompt, params = family.prompts[-1], greedy_params(NUM_NEW_TOKENS)
+    assert len(prompt) % 16
+    requests = [Request("first", prompt, params), Request("fork", prompt, params, fork_of="first")]
+    events = run_all(load(family, block_size=16), requests)
+    assert [token_ids(events[each.request_id]) for each in requests] == [family.expected[-1]] * 2
+
+
 def test_preempted_for_want_of_blocks(family):
     engine = load(family, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29)
     copies = copies_to_preempt(family)

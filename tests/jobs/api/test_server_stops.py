@@ -16,7 +16,7 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.broker.celery_app import live_queue, shard_queue
 from headrace.jobs.client.client import Client
-from headrace.jobs.live.asking import new_request
+from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -24,6 +24,8 @@ from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 from ..running import MODEL, environment
 from .in_process import InProcessServer, in_process_server
 
+# The thread that calls off what nobody reads any more.
+CALLING_OFF = "live cancellations"
 CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "x"}]}
 
 
@@ -72,9 +74,18 @@ def test_open_answers_are_told(client: Client, server: InProcessServer, wait_unt
 
 
 def test_what_is_called_off_last_is_so_before_its_connections_close(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    left: list[set[str]] = []
+    close = LiveRequests.__exit__
+
+    def closed(requests: LiveRequests, *exc_info: object) -> None:
+        left.append({thread.name for thread in threading.enumerate()})
+        close(requests, *exc_info)
+
+    monkeypatch.setattr(LiveRequests, "__exit__", closed)
     app = create_app(client, ServedModels.of([str(MODEL)]))
     with TestClient(app):
-        app.state.live.cancel([new_request("x", MODEL) for _ in range(2000)])
-    assert [record.getMessage() for record in caplog.records] == []
+        assert CALLING_OFF in {thread.name for thread in threading.enumerate()}
+    assert len(left) == 1
+    assert CALLING_OFF not in left[0]

@@ -172,6 +172,21 @@ def test_beside_a_form_the_model_may_call(thinker: Thinker, braces: Sequence[dic
             assert (message["content"], calls, choice["finish_reason"]) == (None, [call], "tool_calls")
 
 
+def test_the_model_is_shown_the_tools_that_are_allowed(thinker: Thinker) -> None:
+    options: Any = {"temperature": 0, "max_tokens": 1}
+    tools: Any = [{"type": "function", "function": {**TOOL, "name": name}} for name in ("find", "close")]
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "close"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    shown: list[Any] = [{"tools": tools, "tool_choice": choice}, {"tools": tools[1:]}, {"tools": tools}]
+    lines = [chat_line(str(number), **options, model=thinker.model.name, **each) for number, each in enumerate(shown)]
+    create_chat: Any = thinker.openai.chat.completions.create
+    live = [create_chat(**line["body"]).usage.prompt_tokens for line in lines]
+    done = wait_for(thinker.openai, create(thinker.openai, lines))
+    found = file_lines(thinker.openai, done.output_file_id)
+    for counts in (live, [found[str(number)]["response"]["body"]["usage"]["prompt_tokens"] for number in range(3)]):
+        assert counts[0] == counts[1] < counts[2]
+
+
 def test_of_several_answers_each_has_its_own(thinker: Thinker) -> None:
     asked: dict[str, Any] = {"temperature": 1.5, "seed": 7, "n": 3, "max_tokens": 30}
     told: dict[str, Any] = {"include_reasoning": True, "thinking_token_budget": 5}
