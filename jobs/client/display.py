@@ -40,11 +40,6 @@ class Pace:
     def worker_is_ready(self) -> None:
         self.ready_at = self.ready_at or time.monotonic()
 
-    @property
-    def was_looked_at(self) -> bool:
-        """Whether the job was seen before it had ended."""
-        return self.ready_at is not None or self.waited_until is not None
-
     def waits(self) -> None:
         """No worker is there for the job, or all are at another's rows."""
         self.waited_until = time.monotonic()
@@ -223,11 +218,11 @@ class JobDisplay:
                 self.pace.worker_is_ready()
             else:
                 self.pace.waits()
-        elif progress.state.has_ended and (self.pace.was_looked_at or self.pace.first.state.has_ended):
-            self.pace.end()
         elif progress.state.has_ended:
-            record = self._job.client.ledger.job(self._job.id)
-            self.pace.was_over((record.finished_at or record.created_at) - record.created_at)
+            self.pace.end()
+            if self.pace.ready_at is None and not self.pace.first.state.has_ended:
+                record = self._job.client.ledger.job(self._job.id)
+                self.pace.was_over((record.finished_at or record.created_at) - record.created_at)
         self._display.show(progress, ahead)
 
     def _ahead(self) -> Ahead | None:
