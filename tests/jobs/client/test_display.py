@@ -7,8 +7,10 @@ import pytest
 
 from headrace.jobs.cli.summary import summary
 from headrace.jobs.client import display
-from headrace.jobs.client.display import Pace, RunDisplay, is_looked_at
+from headrace.jobs.client.display import JobDisplay, Pace, RunDisplay, is_looked_at
 from headrace.storage.ledger.records import JobState, Progress
+
+from ..running import MODEL
 
 
 def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10, truncated: int = 0) -> Progress:
@@ -155,3 +157,19 @@ def test_work_without_a_finished_row_is_not_called_a_rate_of_zero(monkeypatch, c
     waiting, going = capsys.readouterr().err.splitlines()
     assert waiting.endswith("no row has ended yet, after 2:05 with the model loaded")
     assert "rows/s" in going
+
+
+def test_only_a_job_that_was_over_before_anybody_looked_is_timed_by_the_ledger(unserved, tmp_path):
+    job = unserved.submit([{"text": "x"}], MODEL, tmp_path / "out", prompt="{text}")
+    running = job.progress()
+    ended = replace(running, state=JobState.CANCELLED)
+    job.cancel()
+    record = unserved.ledger.job(job.id)
+    took = record.finished_at - record.created_at
+    looked_at, unseen, known = JobDisplay(job, running), JobDisplay(job, running), JobDisplay(job, ended)
+    looked_at.show(running)
+    for shown in (looked_at, unseen, known):
+        shown.show(ended)
+    assert unseen.pace.seconds == unseen.pace.working_seconds == pytest.approx(took)
+    assert looked_at.pace.working_seconds < looked_at.pace.seconds != pytest.approx(took)
+    assert known.pace.working_seconds == 0
