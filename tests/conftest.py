@@ -69,6 +69,11 @@ def pytest_collection() -> Generator[None, object, object]:
             _triton_interpreter("hasten_interpreter")
 
 
+def pytest_unconfigure() -> None:
+    # What nobody takes down at the end, libraries in C++ report as leaked.
+    gc.unfreeze()
+
+
 def _triton_interpreter(name: str) -> None:
     runpy.run_path(str(BENCHMARKS / "triton_interpreter.py"))[name]()
 
