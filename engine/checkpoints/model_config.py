@@ -10,7 +10,6 @@ from .model_shape import (
     DecoderNames,
     FalconConfig,
     LatentAttentionConfig,
-    LinearAttentionConfig,
     MlpNames,
     ModelShape,
     MoeConfig,
@@ -83,8 +82,8 @@ def _check(config: ModelShape) -> None:
     _check_sizes(config)
     for index in range(config.num_hidden_layers if config.layers else 0):
         _check_sizes(config.of_layer(index))
-    if (linear := config.linear_attention) is not None:
-        _check_linear(linear)
+    if config.state_layers is not None:
+        config.state_layers.check()
     if (latent := config.latent_attention) is not None:
         _check_latent(latent)
     if config.moe is not None:
@@ -143,32 +142,11 @@ def _check_latent(latent: LatentAttentionConfig) -> None:
         raise ModelError(f"qk_rope_head_dim {latent.rotary_dim} is odd: pairs of its numbers are rotated")
 
 
-def _check_linear(linear: LinearAttentionConfig) -> None:
-    sizes = {
-        "linear_num_key_heads": linear.num_key_heads,
-        "linear_num_value_heads": linear.num_heads,
-        "linear_key_head_dim": linear.key_dim,
-        "linear_value_head_dim": linear.value_dim,
-    }
-    for name, size in sizes.items():
-        if size < 1:
-            raise ModelError(f"{name} must be at least 1, not {size}")
-    if linear.num_heads % linear.num_key_heads:
-        raise ModelError(
-            f"linear_num_value_heads {linear.num_heads} is no multiple of linear_num_key_heads {linear.num_key_heads}"
-        )
-    if linear.conv_width < 2:
-        raise ModelError(f"linear_conv_kernel_dim must be at least 2, not {linear.conv_width}")
-    if all(linear.layers):
-        raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
-
-
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
     "DecoderNames",
     "FalconConfig",
     "LatentAttentionConfig",
-    "LinearAttentionConfig",
     "MlpNames",
     "ModelConfig",
     "MoeConfig",

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Self
 from .quantization_config import QuantizationConfig
 from .rope_config import RopeConfig
 from .stage import WHOLE_MODEL, Stage
+from .state_layers import StateLayersConfig
 from .vision_config import VisionConfig
 
 
@@ -111,36 +112,6 @@ class GptOssConfig:
 
     limit: float
     alpha: float
-
-
-@dataclass(frozen=True)
-class LinearAttentionConfig:
-    """A Gated DeltaNet in place of attention: see `headrace.kernels.gated_delta`, whose sizes these are.
-
-    `conv_width`: over how many tokens its inputs are convolved. `layers`: one entry a layer, false where it attends.
-    `is_grouped`: the checkpoint has what belongs to one key head side by side, not all queries, then all keys.
-    """
-
-    num_key_heads: int
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    conv_width: int
-    layers: tuple[bool, ...]
-    is_grouped: bool = False
-
-    @property
-    def key_size(self) -> int:
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def value_size(self) -> int:
-        return self.num_heads * self.value_dim
-
-    @property
-    def mixed_size(self) -> int:
-        """Queries, keys and values together: what is convolved."""
-        return 2 * self.key_size + self.value_size
 
 
 @dataclass(frozen=True)
@@ -276,7 +247,8 @@ class ModelShape:
     layer_inputs: LayerInputsConfig | None = None
     # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
     has_output_gate: bool = False
-    linear_attention: LinearAttentionConfig | None = None
+    # Layers that have a state in the place of keys and values.
+    state_layers: StateLayersConfig | None = None
     latent_attention: LatentAttentionConfig | None = None
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
@@ -332,7 +304,7 @@ class ModelShape:
         """The layers that have keys and values of their own, by what a token has in their caches."""
         groups: dict[KVHeads, list[int]] = {}
         for index in range(self.num_hidden_layers):
-            layer, linear = self.of_layer(index), self.linear_attention
-            if layer.kv_source is None and (linear is None or not linear.layers[index]):
+            layer, states = self.of_layer(index), self.state_layers
+            if layer.kv_source is None and (states is None or not states.layers[index]):
                 groups.setdefault(KVHeads(layer.num_key_value_heads, layer.head_dim), []).append(index)
         return groups

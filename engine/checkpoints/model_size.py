@@ -1,64 +1,14 @@
 """How large a model is by its `config.json` alone: its weights, and its KV cache a token. Free of torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from .model_config import LatentAttentionConfig, LinearAttentionConfig, MlpNames, ModelConfig, MoeConfig
-from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
+from .model_config import LatentAttentionConfig, MlpNames, ModelConfig, MoeConfig
+from .projection import FLOAT_BYTES, Projection
+from .quantization_config import WeightScheme
 from .vision_size import num_vision_weights
 
-_HALF_BYTES, _FLOAT_BYTES = 2, 4
 # How many prefixes may keep a state beside those of the sequences that run.
 KEPT_STATES = 32
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A matrix that is multiplied by, with its bias. `name`: as in the checkpoint; there are `copies` like it.
-
-    `is_wide`: in float32, whatever the others are in.
-    """
-
-    name: str
-    num_outputs: int
-    num_inputs: int
-    has_bias: bool = False
-    copies: int = 1
-    is_quantizable: bool = True
-    is_wide: bool = False
-
-    @property
-    def num_weights(self) -> int:
-        return self.copies * self.num_outputs * self.num_inputs
-
-    @property
-    def num_biases(self) -> int:
-        return self.copies * self.num_outputs * self.has_bias
-
-    def num_bias_bytes(self, item_bytes: int) -> int:
-        return self.num_biases * (_FLOAT_BYTES if self.is_wide else item_bytes)
-
-    def num_bytes(self, scheme: WeightScheme | None, item_bytes: int) -> int:
-        """Of the weights as they are kept; `scheme`: as the checkpoint has quantised them."""
-        if scheme is None or not self.is_quantizable:
-            return self.num_weights * (_FLOAT_BYTES if self.is_wide else item_bytes)
-        if isinstance(scheme, Int4Scheme):
-            groups = -(-self.num_inputs // (scheme.group_size or self.num_inputs))
-            # A scale and a zero for each group of each output: a byte, or a float.
-            num_groups = self.copies * self.num_outputs * groups
-            zero_bytes = _HALF_BYTES if scheme.has_minima else 1
-            return self.num_weights // 2 + num_groups * (_HALF_BYTES + zero_bytes)
-        if isinstance(scheme, Mxfp4Scheme):
-            return self.num_weights // 2 + self.num_weights // MXFP4_GROUP * _HALF_BYTES
-        if isinstance(scheme, BlockScheme):
-            return self.num_weights + self.num_weights // scheme.group_size * _FLOAT_BYTES
-        rows, columns = scheme.block
-        scales = {
-            "tensor": 1,
-            "channel": self.num_outputs,
-            "block": -(-self.num_outputs // rows) * -(-self.num_inputs // columns),
-        }[scheme.scales]
-        return self.num_weights + self.copies * scales * _FLOAT_BYTES
 
 
 def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
@@ -69,33 +19,33 @@ def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
 
 def state_bytes(model: ModelConfig, item_bytes: int) -> int:
     """Bytes that a sequence's states take over all layers that have some, whatever its length."""
-    linear = model.linear_attention
-    if linear is None:
+    states = model.state_layers
+    if states is None:
         return 0
-    convolved = (linear.conv_width - 1) * linear.mixed_size * item_bytes
-    return sum(linear.layers) * (convolved + linear.value_size * linear.key_dim * _FLOAT_BYTES)
+    convolved = (states.conv_width - 1) * states.mixed_size * item_bytes
+    return sum(states.layers) * (convolved + states.recurrent.numbers * FLOAT_BYTES)
 
 
 def num_parameters(model: ModelConfig) -> int:
     """Of the whole model, before it was quantised."""
     projections = [each for index in range(model.num_hidden_layers) for each in layer_projections(model, index)]
     matrices = sum(each.num_weights + each.num_biases for each in (*_ends(model), *projections))
-    linear_attention = sum(_num_linear_attention_weights(model))
-    return matrices + _num_norm_weights(model) + linear_attention + _num_sinks(model) + _num_vision_weights(model)
+    of_states = sum(_num_other_state_weights(model))
+    return matrices + _num_norm_weights(model) + of_states + _num_sinks(model) + _num_vision_weights(model)
 
 
 def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
     """About what the weights take in memory. `quantization`: as `EngineConfig` has it."""
     is_wide = model.norm_offset and model.norm == "rms"
-    total = _num_norm_weights(model) * (_FLOAT_BYTES if is_wide else item_bytes)
+    total = _num_norm_weights(model) * (FLOAT_BYTES if is_wide else item_bytes)
     total += (_num_sinks(model) + _num_vision_weights(model)) * item_bytes
-    plain, wide = _num_linear_attention_weights(model)
-    total += plain * item_bytes + wide * _FLOAT_BYTES
+    plain, wide = _num_other_state_weights(model)
+    total += plain * item_bytes + wide * FLOAT_BYTES
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
             total += each.num_bias_bytes(item_bytes)
             if quantization == "int8" and each.is_quantizable:
-                total += each.num_weights + each.copies * each.num_outputs * _FLOAT_BYTES
+                total += each.num_weights + each.copies * each.num_outputs * FLOAT_BYTES
             else:
                 total += each.num_bytes(_scheme(model, each), item_bytes)
     return total + sum(each.num_bytes(_scheme(model, each), item_bytes) for each in _ends(model))
@@ -122,9 +72,9 @@ def _ends(model: ModelConfig) -> Iterator[Projection]:
 def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     """What the layer of this index multiplies by."""
     prefix, hidden = f"{model.names.layers}.{model.stage.first_layer + index}", model.hidden_size
-    linear = model.linear_attention
-    if linear is not None and linear.layers[index]:
-        yield from _linear_attention(linear, f"{prefix}.linear_attn", hidden)
+    states = model.state_layers
+    if states is not None and states.layers[index]:
+        yield from states.projections(f"{prefix}.{states.module}", hidden)
     elif model.latent_attention is not None:
         yield from _latent_attention(model, model.latent_attention, f"{prefix}.self_attn")
     else:
@@ -167,21 +117,13 @@ def _latent_attention(model: ModelConfig, latent: LatentAttentionConfig, prefix:
     yield Projection(f"{prefix}.o_proj", hidden, heads * latent.value_dim, model.output_bias)
 
 
-def _linear_attention(linear: LinearAttentionConfig, prefix: str, hidden: int) -> Iterator[Projection]:
-    """By the names of checkpoints that have each part for itself: quantised are all alike."""
-    yield Projection(f"{prefix}.in_proj_qkv", linear.mixed_size, hidden)
-    yield Projection(f"{prefix}.in_proj_z", linear.value_size, hidden)
-    yield Projection(f"{prefix}.in_proj_ba", 2 * linear.num_heads, hidden, is_quantizable=False)
-    yield Projection(f"{prefix}.out_proj", hidden, linear.value_size)
-
-
-def _num_linear_attention_weights(model: ModelConfig) -> tuple[int, int]:
-    """Beside the matrices: those of the model's dtype, and those in float32."""
-    linear = model.linear_attention
-    if linear is None:
+def _num_other_state_weights(model: ModelConfig) -> tuple[int, int]:
+    """Of layers with states, beside the matrices: those of the model's dtype, and those in float32."""
+    states = model.state_layers
+    if states is None:
         return 0, 0
-    number = sum(linear.layers)
-    return number * (linear.mixed_size * linear.conv_width + linear.value_dim), number * 2 * linear.num_heads
+    plain, wide = states.num_other_weights
+    return sum(states.layers) * plain, sum(states.layers) * wide
 
 
 def _mlp(

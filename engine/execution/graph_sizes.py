@@ -33,7 +33,7 @@ def graph_sizes(config: EngineConfig, model: ModelConfig, flops_per_second: floa
     longest = config.longest_sequence(model.max_position_embeddings)
     room = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
     num_decodes = min(config.max_num_seqs, room)
-    if model.linear_attention is not None:
+    if model.state_layers is not None:
         return default_sizes(num_decodes, num_decodes)
     return default_sizes(num_decodes, min(host_bound_tokens(model, flops_per_second), room))
 

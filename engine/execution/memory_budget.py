@@ -152,7 +152,7 @@ class MemoryBudget:
 
         There are a few in any case.
         """
-        if self.model.linear_attention is None:
+        if self.model.state_layers is None:
             return 0
         useful = self.config.max_num_seqs + max(KEPT_STATES, self.config.max_num_seqs // 4)
         return max(_MIN_STATES, min(useful, memory_bytes // self._state_bytes))
@@ -163,7 +163,7 @@ class MemoryBudget:
         max_model_len = config.longest_sequence(model.max_position_embeddings)
         shapes = kv_shapes(model, NULL_BLOCK + 2, config.block_size)
         kv_caches = [zeros(shape, self.kv_dtype, device) for shape in shapes]
-        states = StateMemory(model, 1, self.dtype, device) if model.linear_attention else None
+        states = StateMemory(model, 1, self.dtype, device) if model.state_layers else None
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_reserved(device)

@@ -17,12 +17,12 @@ class StateMemory:
     """
 
     def __init__(self, model: ModelConfig, num_states: int, dtype: torch.dtype, device: torch.device) -> None:
-        linear = model.linear_attention
-        assert linear is not None
+        layers = model.state_layers
+        assert layers is not None
         self.num_states = num_states
-        shape = (sum(linear.layers), NULL_STATE + 1 + num_states)
-        self.conv = zeros((*shape, linear.conv_width - 1, linear.mixed_size), dtype, device)
-        self.recurrent = zeros((*shape, linear.num_heads, linear.key_dim, linear.value_dim), torch.float32, device)
+        shape = (sum(layers.layers), NULL_STATE + 1 + num_states)
+        self.conv = zeros((*shape, layers.conv_width - 1, layers.mixed_size), dtype, device)
+        self.recurrent = zeros((*shape, *layers.recurrent), torch.float32, device)
 
     def of(self, slots: StateSlots) -> LayerStates:
         """As the layers take them for a batch whose sequences have theirs there."""

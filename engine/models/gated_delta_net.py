@@ -8,18 +8,16 @@ from torch import Tensor
 from ...kernels.gated_delta import causal_conv, gated_delta_rule, gated_rms_norm
 from ...kernels.linear import Linear
 from ..checkpoints.cut import OF_OUTPUTS
-from ..checkpoints.model_config import LinearAttentionConfig
+from ..checkpoints.state_layers import GatedDeltaNetConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, Step, linear_slots
+from .state_mixer import StateMixer
 
 
-class GatedDeltaNet:
-    """Called as `Attention` is, with a layer's states in the place of its keys and values.
+class GatedDeltaNet(StateMixer):
+    """See `StateMixer`."""
 
-    Where ranks share it, it gives their sum.
-    """
-
-    def __init__(self, blank: BlankWeights, shape: LinearAttentionConfig) -> None:
+    def __init__(self, blank: BlankWeights, shape: GatedDeltaNetConfig) -> None:
         config = blank.config
         self._ranks = blank.ranks
         self._shape = shape
@@ -39,7 +37,6 @@ class GatedDeltaNet:
         self.norm = torch.empty(shape.value_dim, dtype=blank.dtype, device=blank.device)
 
     def __call__(self, x: Tensor, conv_states: Tensor, states: Tensor, step: Step) -> Tensor:
-        """x: [num_tokens, hidden_size]. Changes both kinds of states; returns the rows that `step` wants."""
         assert step.states is not None
         shape = self._shape
         mixed, gates = self.inputs(x).split_with_sizes([shape.mixed_size, shape.value_size], dim=1)
@@ -66,7 +63,7 @@ class GatedDeltaNet:
         yield WeightSlot(f"{prefix}.norm.weight", self.norm)
 
 
-def _inputs(shape: LinearAttentionConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
+def _inputs(shape: GatedDeltaNetConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
     """Names, sizes and orders of what gives queries, keys, values and gates."""
     if not shape.is_grouped:
         return ["in_proj_qkv", "in_proj_z"], [shape.mixed_size, shape.value_size], []
@@ -75,7 +72,7 @@ def _inputs(shape: LinearAttentionConfig) -> tuple[list[str], list[int], list[Te
     return ["in_proj_qkvz"], [shape.mixed_size + shape.value_size], [order]
 
 
-def _steps(shape: LinearAttentionConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
+def _steps(shape: GatedDeltaNetConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
     """Names, sizes and orders of what gives β, and what a state's decay is made of."""
     if not shape.is_grouped:
         return ["in_proj_b", "in_proj_a"], [shape.num_heads] * 2, []

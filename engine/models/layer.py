@@ -9,16 +9,16 @@ from ...kernels.linear import Linear
 from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
-from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .mlp import GatedMlp, PlainMlp
 from .moe import Mixture
+from .state_mixer import StateMixer
 
 
 class DecoderLayer(ABC):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
 
-    attention: Attention | GatedDeltaNet | LatentAttention
+    attention: Attention | LatentAttention | StateMixer
     mlp: GatedMlp | PlainMlp | Mixture
 
     @abstractmethod

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
-from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .layer import DecoderLayer
 from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
 from .norms import new_norm
+from .state_mixers import new_state_mixer
 
 
 class LlamaLayer(DecoderLayer):
@@ -29,10 +29,10 @@ class LlamaLayer(DecoderLayer):
         self._norms = {name: new_norm(blank) for name in config.names.layer_norms}
         self.input_norm, *others = self._norms.values()
         self.mlp_norm = others[0] if others else self.input_norm
-        linear = config.linear_attention
-        if linear is not None and linear.layers[index]:
-            self._attention_name = "linear_attn"
-            self.attention = GatedDeltaNet(blank.within("linear_attn"), linear)
+        states = config.state_layers
+        if states is not None and states.layers[index]:
+            self._attention_name = states.module
+            self.attention = new_state_mixer(blank.within(states.module), states)
         elif config.latent_attention is not None:
             self._attention_name = "self_attn"
             self.attention = LatentAttention(blank.within("self_attn"), config.latent_attention, rope)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..checkpoints.cut import WHOLE, Axis, Cut
-from ..checkpoints.model_config import LatentAttentionConfig, LinearAttentionConfig, ModelConfig
+from ..checkpoints.model_config import LatentAttentionConfig, ModelConfig
+from ..checkpoints.state_layers import StateLayersConfig
 from ..checkpoints.weights import WeightSlot
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable, share_of
@@ -101,31 +102,17 @@ class Shard:
         if module in _VOCABULARY:
             return Part(True, self.model.vocab_size, (self.words,))
         if module not in (*_INNER, *_FROM_INNER):
-            linear = self.model.linear_attention
-            return None if linear is None else self._part_of_linear(module, linear)
+            states = self.model.state_layers
+            return None if states is None else self._part_of_states(module, states)
         inner = self._inner_size(name)
         share = share_of(inner, self.rank, self.size)
         if module in _FUSED:
             return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
         return Part(module in _INNER, inner, (share,))
 
-    def _part_of_linear(self, module: str, linear: LinearAttentionConfig) -> Part | None:
-        """Of a Gated DeltaNet a rank has whole key heads, with those that they serve."""
-        mixed, heads = (linear.key_size, linear.key_size, linear.value_size), (linear.num_heads,)
-        parts = {
-            "in_proj_qkv": mixed,
-            "conv1d": mixed,
-            "in_proj_z": (linear.value_size,),
-            # What belongs to a key head lies together.
-            "in_proj_qkvz": (linear.mixed_size + linear.value_size,),
-            "in_proj_ba": (2 * linear.num_heads,),
-            "in_proj_b": heads,
-            "in_proj_a": heads,
-            # Numbers that belong to no part of it.
-            "linear_attn": heads,
-            "out_proj": (linear.value_size,),
-        }
-        if (sizes := parts.get(module)) is None:
+    def _part_of_states(self, module: str, states: StateLayersConfig) -> Part | None:
+        """Of a layer with a state."""
+        if (sizes := states.parts.get(module)) is None:
             return None
         shares = tuple(share_of(size, self.rank, self.size) for size in sizes)
         return Part(module != "out_proj", sum(sizes), _side_by_side(sizes, shares))

@@ -30,9 +30,6 @@ def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
             intermediate_size=moe.intermediate_size // size,
             shared_expert_intermediate_size=None if shared is None else shared // size,
         )
-    linear = model.linear_attention
-    if linear is not None:
-        linear = replace(linear, num_key_heads=linear.num_key_heads // size, num_heads=linear.num_heads // size)
     first_word, end = share_of(model.vocab_size, rank, size)
     return replace(
         model,
@@ -41,7 +38,7 @@ def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
         num_key_value_heads=_num_kv_heads(model, size),
         intermediate_size=model.intermediate_size // size,
         layers=tuple(_local_sizes(sizes, size) for sizes in model.layers),
-        linear_attention=linear,
+        state_layers=None if model.state_layers is None else model.state_layers.share(size),
         moe=moe,
     )
 
@@ -90,9 +87,8 @@ def _divided_sizes(model: ModelConfig) -> list[tuple[str, int]]:
         sizes.append(("moe_intermediate_size", moe.intermediate_size))
         if moe.shared_expert_intermediate_size is not None:
             sizes.append(("shared_expert_intermediate_size", moe.shared_expert_intermediate_size))
-    if model.linear_attention is not None:
-        # Of its other heads there are so many for each of these.
-        sizes.append(("linear_num_key_heads", model.linear_attention.num_key_heads))
+    if model.state_layers is not None:
+        sizes.append(model.state_layers.divided_size)
     return sizes
 
 

@@ -19,7 +19,7 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         return model
     require_stages(model, num_stages)
     start, end = stage_layers(model.num_hidden_layers, stage, num_stages)
-    moe, linear, vision = model.moe, model.linear_attention, model.vision
+    moe, states, vision = model.moe, model.state_layers, model.vision
     # What an image is comes in at the first layer, and some of it behind the first ones.
     sees = stage == 0 or (vision is not None and start < len(vision.deepstack_layers))
     return replace(
@@ -27,7 +27,7 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         num_hidden_layers=end - start,
         ropes=model.ropes[start:end],
         sliding_windows=model.sliding_windows[start:end],
-        linear_attention=None if linear is None else replace(linear, layers=linear.layers[start:end]),
+        state_layers=None if states is None else states.of_layers(start, end),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
         layers=model.layers[start:end],
         vision=vision if sees else None,
@@ -79,9 +79,9 @@ def _require_both_kinds(model: ModelConfig, num_stages: int) -> None:
 
     How many it has memory for would be no number.
     """
-    if model.linear_attention is None:
+    if model.state_layers is None:
         return
-    kinds = model.linear_attention.layers
+    kinds = model.state_layers.layers
     ranges = (stage_layers(len(kinds), stage, num_stages) for stage in range(num_stages))
     if any(len(set(kinds[start:end])) == 1 for start, end in ranges):
         raise ConfigError(

@@ -44,7 +44,7 @@ def described_guesser(speculative: SpeculativeConfig, model: ModelConfig) -> Mod
 
 def require_guessing_fits(speculative: SpeculativeConfig, model: ModelConfig) -> None:
     """Raises `ConfigError` where nothing may be guessed for the model, or not by a second one."""
-    if model.linear_attention is not None:
+    if model.state_layers is not None:
         raise ConfigError(
             f"speculative_config is not supported with {model.path}: its layers have states, out of which a wrong "
             "guess cannot be taken: leave it out"
@@ -91,7 +91,7 @@ def _require_plain_text(model: ModelConfig, draft: ModelConfig) -> None:
             f"speculative_config: method draft_model needs a model that keeps all of its KV, and all layers of "
             f"{model.path} have sliding windows: use method ngram"
         )
-    if draft.linear_attention is not None:
+    if draft.state_layers is not None:
         raise ConfigError(f"speculative_config: model {draft.path} has layers with states: take another one, or ngram")
     for each in (model, draft):
         if each.vision is not None:

@@ -191,7 +191,7 @@ def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, nu
 
 def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) -> int:
     """What graphs take, the largest by its tokens: their memory, and once more where each is tried first."""
-    if not options.may_use_graphs or model.linear_attention is not None:
+    if not options.may_use_graphs or model.state_layers is not None:
         return 0
     value_dim = max(model.of_layer(index).value_dim for index in range(model.num_hidden_layers))
     parts = _PART_ROW_BYTES * model.num_attention_heads * (value_dim + 1)

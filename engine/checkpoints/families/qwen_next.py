@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
-from ..model_shape import LinearAttentionConfig, ModelShape
+from ..model_shape import ModelShape
+from ..state_layers import GatedDeltaNetConfig
 from .llama import read_plain, read_rotary_dim, require_activation
 from .mixtures import read_shared_qwen_moe
 
@@ -44,7 +45,7 @@ def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:
         norm_offset=1.0,
         rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.25),
         has_output_gate=True,
-        linear_attention=LinearAttentionConfig(
+        state_layers=GatedDeltaNetConfig(
             num_key_heads=int(raw.get("linear_num_key_heads", 16)),
             num_heads=int(raw.get("linear_num_value_heads", 32)),
             key_dim=int(raw.get("linear_key_head_dim", 128)),

@@ -63,7 +63,7 @@ def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def states_of(config: ModelConfig, dtype: torch.dtype) -> LayerStates | None:
     """Of one sequence, if there are such."""
-    if config.linear_attention is None:
+    if config.state_layers is None:
         return None
     return StateMemory(config, 1, dtype, CPU).of(StateSlots([len(TOKENS)], [NULL_STATE], [NULL_STATE + 1], CPU))
 

@@ -160,7 +160,7 @@ def test_stages_of_layers_that_read_what_others_keep_are_refused(tmp_path):
 
 def test_a_stage_without_states_or_without_keys_and_values_is_refused(tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, "qwen3.5"))
-    assert own_model(config, 0, 2, 0, 1).linear_attention is not None
+    assert own_model(config, 0, 2, 0, 1).state_layers is not None
     with pytest.raises(
         ConfigError, match=r"pipeline_parallel_size=3 leaves a stage of .* without layers of both kinds"
     ):

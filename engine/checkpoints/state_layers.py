@@ -1,0 +1,177 @@
+"""Layers that keep a state of one size where others keep keys and values: what each kind is made of. Free of torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from ..errors import ModelError
+from .projection import Projection
+
+
+class RecurrentSizes(NamedTuple):
+    """Of a layer's recurrent state of a sequence: [num_heads, key_dim, value_dim] float32. All 0: it has none."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.num_heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLayersConfig(ABC):
+    """What all kinds have: some inputs of a layer are convolved over the latest `conv_width` tokens.
+
+    `layers`: one entry a layer, false where it attends.
+    """
+
+    conv_width: int
+    layers: tuple[bool, ...]
+
+    @property
+    @abstractmethod
+    def mixed_size(self) -> int:
+        """How many numbers of a token are convolved."""
+
+    @property
+    @abstractmethod
+    def recurrent(self) -> RecurrentSizes: ...
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """By the names that its family's `config.json` has for them; each is at least 1."""
+
+    @property
+    @abstractmethod
+    def divided_size(self) -> tuple[str, int]:
+        """Of what several GPUs have a part each: how many there are, and its name in `config.json`."""
+
+    @abstractmethod
+    def share(self, size: int) -> Self:
+        """What each of `size` GPUs has; `divided_size` is a multiple of it."""
+
+    @property
+    @abstractmethod
+    def module(self) -> str:
+        """What a checkpoint calls it, below its layer."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor that several GPUs share, by its module's name, the sizes of what lies side by side in it.
+
+        Of `out_proj` these are inputs, of the others outputs.
+        """
+
+    @abstractmethod
+    def projections(self, prefix: str, hidden_size: int) -> Iterator[Projection]:
+        """What a layer multiplies by."""
+
+    @property
+    @abstractmethod
+    def num_other_weights(self) -> tuple[int, int]:
+        """Of a layer, beside its matrices: those of the model's dtype, and those in float32."""
+
+    def of_layers(self, start: int, end: int) -> Self:
+        return replace(self, layers=self.layers[start:end])
+
+    def check(self) -> None:
+        """Raises `ModelError` naming the number that cannot be."""
+        for name, size in self.sizes.items():
+            if size < 1:
+                raise ModelError(f"{name} must be at least 1, not {size}")
+        if all(self.layers):
+            raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetConfig(StateLayersConfig):
+    """A Gated DeltaNet: see `headrace.kernels.gated_delta`, whose sizes these are.
+
+    `is_grouped`: the checkpoint has what belongs to one key head side by side, not all queries, then all keys.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    is_grouped: bool = False
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Queries, keys and values together."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def recurrent(self) -> RecurrentSizes:
+        return RecurrentSizes(self.num_heads, self.key_dim, self.value_dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            "linear_num_key_heads": self.num_key_heads,
+            "linear_num_value_heads": self.num_heads,
+            "linear_key_head_dim": self.key_dim,
+            "linear_value_head_dim": self.value_dim,
+        }
+
+    @property
+    def divided_size(self) -> tuple[str, int]:
+        # Of its other heads there are so many for each of these.
+        return "linear_num_key_heads", self.num_key_heads
+
+    @property
+    def module(self) -> str:
+        return "linear_attn"
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        mixed, heads = (self.key_size, self.key_size, self.value_size), (self.num_heads,)
+        return {
+            "in_proj_qkv": mixed,
+            "conv1d": mixed,
+            "in_proj_z": (self.value_size,),
+            # What belongs to a key head lies together.
+            "in_proj_qkvz": (self.mixed_size + self.value_size,),
+            "in_proj_ba": (2 * self.num_heads,),
+            "in_proj_b": heads,
+            "in_proj_a": heads,
+            # Numbers that belong to no part of it.
+            self.module: heads,
+            "out_proj": (self.value_size,),
+        }
+
+    def projections(self, prefix: str, hidden_size: int) -> Iterator[Projection]:
+        """By the names of checkpoints that have each part for itself: quantised are all alike."""
+        yield Projection(f"{prefix}.in_proj_qkv", self.mixed_size, hidden_size)
+        yield Projection(f"{prefix}.in_proj_z", self.value_size, hidden_size)
+        yield Projection(f"{prefix}.in_proj_ba", 2 * self.num_heads, hidden_size, is_quantizable=False)
+        yield Projection(f"{prefix}.out_proj", hidden_size, self.value_size)
+
+    @property
+    def num_other_weights(self) -> tuple[int, int]:
+        return self.mixed_size * self.conv_width + self.value_dim, 2 * self.num_heads
+
+    def share(self, size: int) -> Self:
+        return replace(self, num_key_heads=self.num_key_heads // size, num_heads=self.num_heads // size)
+
+    def check(self) -> None:
+        super().check()
+        if self.num_heads % self.num_key_heads:
+            raise ModelError(
+                f"linear_num_value_heads {self.num_heads} is no multiple of linear_num_key_heads {self.num_key_heads}"
+            )
+        if self.conv_width < 2:
+            raise ModelError(f"linear_conv_kernel_dim must be at least 2, not {self.conv_width}")
