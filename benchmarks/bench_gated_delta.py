@@ -19,14 +19,12 @@ import torch
 from report import print_result
 from torch import Tensor
 
-from headrace.kernels.gated_delta import StateSlots
-from headrace.kernels.gated_delta.native import causal_conv_native, gated_delta_rule_native, gated_rms_norm_native
-from headrace.kernels.gated_delta.reference import (
-    causal_conv_reference,
-    gated_delta_rule_reference,
-    gated_rms_norm_reference,
-)
+from headrace.kernels.causal_conv.native import causal_conv_native
+from headrace.kernels.causal_conv.reference import causal_conv_reference
+from headrace.kernels.gated_delta.native import gated_delta_rule_native, gated_rms_norm_native
+from headrace.kernels.gated_delta.reference import gated_delta_rule_reference, gated_rms_norm_reference
 from headrace.kernels.native import InstructionSet, instruction_set
+from headrace.kernels.recurrent_states import StateSlots
 
 KEY_HEADS, HEADS, HEAD_DIM, WIDTH = 16, 16, 128, 4
 CHANNELS = (2 * KEY_HEADS + HEADS) * HEAD_DIM

@@ -34,11 +34,11 @@ from headrace.engine.lora.adapters import LoraAdapters
 from headrace.engine.request import Request, RequestOutputKind
 from headrace.engine.sampling_params import SamplingParams
 from headrace.kernels import device
-from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
 from headrace.kernels.paged_attention.planning import plan_attention
+from headrace.kernels.recurrent_states import StateSlots
 
 VOCAB_SIZE = 32
 CONTEXT = 4096

@@ -11,12 +11,11 @@ from gpu_kernels import Limits, Sizes, assert_near, timed, tolerance_of
 from gpu_table import Line
 from torch import Tensor
 
-from headrace.kernels.gated_delta import StateSlots, causal_conv, gated_delta_rule, gated_rms_norm
-from headrace.kernels.gated_delta.reference import (
-    causal_conv_reference,
-    gated_delta_rule_reference,
-    gated_rms_norm_reference,
-)
+from headrace.kernels.causal_conv import causal_conv
+from headrace.kernels.causal_conv.reference import causal_conv_reference
+from headrace.kernels.gated_delta import gated_delta_rule, gated_rms_norm
+from headrace.kernels.gated_delta.reference import gated_delta_rule_reference, gated_rms_norm_reference
+from headrace.kernels.recurrent_states import StateSlots
 
 _EPS = 1e-6
 # Lengths of sequences that go each of the kernels' ways, and end within a chunk.

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
+from ...kernels.recurrent_states import StateSlots
 from ..kv_cache.state_pool import NULL_STATE
 from ..models.last_tokens import LastTokens
 from ..sampling.prompt_reader import PromptReader

@@ -22,10 +22,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.lora import TokenTiles
 from ...kernels.paged_attention import LAUNCHES, AttentionMetadata, PlanKey, PlanTooLargeError, StaticPlans
+from ...kernels.recurrent_states import StateSlots
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import message_of

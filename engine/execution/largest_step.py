@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.recurrent_states import StateSlots
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..config import EngineConfig
 from ..kv_cache.block_pool import NULL_BLOCK

@@ -6,8 +6,8 @@ They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988).
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.recurrent_states import StateSlots
 from .batch import Batch
 
 # With fewer tokens a part would take about as long as the whole: its time is that of reading the weights. Measured on

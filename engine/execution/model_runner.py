@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.gated_delta import StateSlots
 from ...kernels.linear import supports_int8
 from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.recurrent_states import StateSlots
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig

@@ -2,7 +2,7 @@
 
 import torch
 
-from ...kernels.gated_delta import StateSlots
+from ...kernels.recurrent_states import StateSlots
 from ..checkpoints.model_config import ModelConfig
 from ..models.layer_states import LayerStates
 from .kv_memory import zeros

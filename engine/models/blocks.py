@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.linear import Linear
 from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.recurrent_states import StateSlots
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS
 from ..checkpoints.model_config import ModelConfig

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...kernels.gated_delta import causal_conv, gated_delta_rule, gated_rms_norm
+from ...kernels.causal_conv import causal_conv
+from ...kernels.gated_delta import gated_delta_rule, gated_rms_norm
 from ...kernels.linear import Linear
 from ..checkpoints.cut import OF_OUTPUTS
 from ..checkpoints.state_layers import GatedDeltaNetConfig

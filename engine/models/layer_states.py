@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
+from ...kernels.recurrent_states import StateSlots
 
 
 class LayerStates(NamedTuple):

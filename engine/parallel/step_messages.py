@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
+from ...kernels.recurrent_states import StateSlots
 from ..execution.batch import Batch
 from ..models.last_tokens import LastTokens
 from ..sampling.prompt_reader import PromptPlace, PromptReader

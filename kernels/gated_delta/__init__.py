@@ -4,35 +4,15 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from .chunked import causal_conv_chunked, gated_delta_rule_chunked
+from ..recurrent_states import StateSlots
+from .chunked import gated_delta_rule_chunked
 from .native import (
-    causal_conv_native,
     gated_delta_rule_native,
     gated_rms_norm_native,
-    takes_native_conv,
     takes_native_norm,
     takes_native_rule,
 )
 from .reference import gated_rms_norm_reference
-from .state_slots import StateSlots
-
-
-def causal_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
-    """Each channel convolved over its sequence's latest tokens, then SiLU.
-
-    x: [num_tokens, num_channels], the sequences one after the other as `slots` says, its rows evenly apart. weight:
-    [num_channels, width], the last column for the token itself. states: [num_slots, width - 1, num_channels], the
-    inputs before a sequence's first token, oldest first; those that `slots` writes are changed in place. All of one
-    dtype. Returns [num_tokens, num_channels], contiguous. Raises `ValueError` naming the argument that does not fit.
-    """
-    _check_conv(x, weight, states, slots)
-    if takes_native_conv(x, weight, states):
-        return causal_conv_native(x, weight, states, slots)
-    if runs_triton(x):
-        from .triton import causal_conv_triton
-
-        return causal_conv_triton(x, weight, states, slots)
-    return causal_conv_chunked(x, weight, states, slots)
 
 
 def gated_delta_rule(
@@ -81,21 +61,6 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return gated_rms_norm_reference(x, gate, weight, eps)
 
 
-def _check_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> None:
-    if x.ndim != 2 or len(x) != slots.num_tokens:
-        raise ValueError(f"x {tuple(x.shape)} must be [{slots.num_tokens} tokens, num_channels]")
-    if weight.ndim != 2 or len(weight) != x.shape[1] or weight.shape[1] < 2:
-        raise ValueError(
-            f"weight {tuple(weight.shape)} must be [{x.shape[1]} channels, width], of a width of 2 or more"
-        )
-    if states.ndim != 3 or states.shape[1:] != (weight.shape[1] - 1, x.shape[1]):
-        wanted = f"[num_slots, {weight.shape[1] - 1}, {x.shape[1]} channels]"
-        raise ValueError(f"states {tuple(states.shape)} must be {wanted}")
-    for name, tensor in (("weight", weight), ("states", states)):
-        if tensor.dtype != x.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, and x {x.dtype}: they must be alike")
-
-
 def _check_rule(
     mixed: Tensor,
     decay: Tensor,
@@ -129,4 +94,4 @@ def _check_rule(
             raise ValueError(f"{name} {tuple(tensor.shape)}, {tensor.dtype}, must be [{num_heads} heads] float32")
 
 
-__all__ = ["StateSlots", "causal_conv", "gated_delta_rule", "gated_rms_norm"]
+__all__ = ["gated_delta_rule", "gated_rms_norm"]

@@ -4,39 +4,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
+from ..recurrent_states import StateSlots
 from .reference import split_heads
-from .state_slots import StateSlots
 
 _CHUNK = 64
 # Of states that are copied, changed and put back at a time: what a cache has room for.
 _BYTES_AT_ONCE = 4 << 20
-
-
-def causal_conv_chunked(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
-    """See `causal_conv`."""
-    output = torch.empty_like(x, memory_format=torch.contiguous_format)
-    places, read, write = slots.lone_tokens
-    if len(places):
-        inputs = torch.cat((states[read], x[places].unsqueeze(1)), dim=1)
-        states[write] = inputs[:, 1:]
-        output[places] = _convolve(inputs, weight)[:, 0].to(x.dtype)
-    for start, length, read_slot, write_slot in slots.longer:
-        inputs = torch.cat((states[read_slot], x[start : start + length]))
-        states[write_slot] = inputs[length:]
-        output[start : start + length] = _convolve(inputs, weight)
-    return output
-
-
-def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
-    """inputs: [..., num_tokens + width - 1, num_channels]. Returns [..., num_tokens, num_channels] float32."""
-    wide, width = inputs.float(), weight.shape[1]
-    num_tokens = inputs.shape[-2] - width + 1
-    total = torch.zeros_like(wide[..., :num_tokens, :])
-    for nth, factors in enumerate(weight.float().unbind(1)):
-        total.addcmul_(wide[..., nth : nth + num_tokens, :], factors)
-    return silu(total)
 
 
 class _Tokens(NamedTuple):

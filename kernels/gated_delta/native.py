@@ -1,19 +1,17 @@
 """The compiled kernels: bfloat16 on a CPU with AVX-512 for it, float32 with AVX2 or AVX-512."""
 
 import ctypes
-from array import array
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from ..native import InstructionSet, are_dense, instruction_set, native_kernel, runs_native
-from .state_slots import StateSlots
+from ..native import InstructionSet, are_dense, native_kernel, runs_native
+from ..recurrent_states import StateSlots
+from ..recurrent_states.native import Places, has_dense_slots, uses_avx512
 
 # What the kernels' vectors and buffers are made for.
 _UNIT = 16
 _MAX_KEY_DIM = 256
-_MAX_WIDTH = 8
 
 
 class _RuleCall(ctypes.Structure):
@@ -28,17 +26,6 @@ class _RuleCall(ctypes.Structure):
     )
 
 
-class _ConvCall(ctypes.Structure):
-    """The same as `ConvCall` there."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "states", "output", "starts", "read", "write")),
-        *((name, ctypes.c_int64) for name in ("num_sequences", "num_channels", "width")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "channel_stride", "tap_stride", "slot_stride")),
-        ("uses_avx512", ctypes.c_int64),
-    )
-
-
 class _NormCall(ctypes.Structure):
     """The same as `NormCall` there."""
 
@@ -47,48 +34,6 @@ class _NormCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "num_heads", "size", "gate_stride", "uses_avx512")),
         ("eps", ctypes.c_float),
     )
-
-
-class _Places:
-    """`StateSlots` as the kernels take them; the addresses hold as long as this does."""
-
-    def __init__(self, slots: StateSlots) -> None:
-        starts = accumulate(slots.query_lens, initial=0)
-        self._arrays = [array("q", each) for each in (starts, slots.read, slots.write)]
-        self.fields = *(each.buffer_info()[0] for each in self._arrays), len(slots.query_lens)
-
-
-def takes_native_conv(x: Tensor, weight: Tensor, states: Tensor) -> bool:
-    """Whether the compiled kernel can do this convolution."""
-    return (
-        runs_native(x, states)
-        and weight.is_cpu
-        and x.shape[1] % _UNIT == 0
-        and weight.shape[1] <= _MAX_WIDTH
-        and _has_dense_slots(states)
-    )
-
-
-def causal_conv_native(
-    x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots, instructions: InstructionSet | None = None
-) -> Tensor:
-    """See `causal_conv`; `instructions` to compute with, by default all that the processor has."""
-    output = torch.empty(x.shape, dtype=x.dtype)
-    places = _Places(slots)
-    call = _ConvCall(
-        x.data_ptr(),
-        weight.data_ptr(),
-        states.data_ptr(),
-        output.data_ptr(),
-        *places.fields,
-        *weight.shape,
-        x.stride(0),
-        *weight.stride(),
-        states.stride(0),
-        _uses_avx512(instructions),
-    )
-    native_kernel("causal_conv", x.dtype)(ctypes.addressof(call))
-    return output
 
 
 def takes_native_rule(
@@ -102,7 +47,7 @@ def takes_native_rule(
         and key_dim % _UNIT == 0
         and key_dim <= _MAX_KEY_DIM
         and value_dim % _UNIT == 0
-        and _has_dense_slots(states)
+        and has_dense_slots(states)
     )
 
 
@@ -119,7 +64,7 @@ def gated_delta_rule_native(
     """See `gated_delta_rule`; `instructions` to compute with, by default all that the processor has."""
     _, num_heads, key_dim, value_dim = states.shape
     output = torch.empty(len(mixed), num_heads, value_dim, dtype=mixed.dtype)
-    places = _Places(slots)
+    places = Places(slots)
     call = _RuleCall(
         mixed.data_ptr(),
         decay.data_ptr(),
@@ -137,7 +82,7 @@ def gated_delta_rule_native(
         decay.stride(0),
         beta.stride(0),
         states.stride(0),
-        _uses_avx512(instructions),
+        uses_avx512(instructions),
     )
     native_kernel("gated_delta_rule", mixed.dtype)(ctypes.addressof(call))
     return output
@@ -160,17 +105,8 @@ def gated_rms_norm_native(
         output.data_ptr(),
         *x.shape,
         gate.stride(0),
-        _uses_avx512(instructions),
+        uses_avx512(instructions),
         eps,
     )
     native_kernel("gated_rms_norm", x.dtype)(ctypes.addressof(call))
     return output
-
-
-def _uses_avx512(instructions: InstructionSet | None) -> bool:
-    return (instructions or instruction_set()) >= InstructionSet.AVX512
-
-
-def _has_dense_slots(states: Tensor) -> bool:
-    """Whether each slot's state lies in memory without gaps; the slots themselves may be apart."""
-    return states[:1].is_contiguous()

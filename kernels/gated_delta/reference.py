@@ -2,21 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from ..norm_rotary import rms_norm
-from .state_slots import StateSlots
-
-
-def causal_conv_reference(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
-    """See `causal_conv`."""
-    outputs = []
-    for start, length, read, write in slots.spans:
-        inputs = torch.cat((states[read], x[start : start + length]))
-        states[write] = inputs[length:]
-        convolved = conv1d(inputs.T.unsqueeze(0), weight.unsqueeze(1), groups=x.shape[1])
-        outputs.append(silu(convolved[0].T))
-    return torch.cat(outputs)
+from ..recurrent_states import StateSlots
 
 
 def gated_delta_rule_reference(

@@ -4,60 +4,23 @@ import torch
 from torch import Tensor
 
 from ..launch_sizes import cdiv, next_power_of_2
+from ..recurrent_states import StateSlots
+from ..recurrent_states.sequence_table import CHUNK, SequenceTable
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
-from .sequence_table import CHUNK, SequenceTable
-from .state_slots import StateSlots
 from .triton_kernels import (
-    causal_conv_kernel,
     chunk_kernel,
     gated_rms_norm_kernel,
     recurrent_rule_kernel,
     scan_kernel,
 )
 
-MAX_WIDTH = 8
 HEAD_DIMS = range(16, 257)
-_CHANNELS_PER_PROGRAM = 256
 _NUMBERS_PER_PROGRAM = 1024
 # Columns of a state. One warp has 64 of its numbers a thread, and sums over keys without waiting for other warps.
 _FEW_VALUES = 16
 _CHUNK_VALUES = 32
 _NUM_FACTORS = 4
-
-
-def causal_conv_triton(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
-    """See `causal_conv`. The launch depends on sizes alone, and never on whose state is where."""
-    check_launch("x", x, causal_conv_kernel)
-    num_tokens, num_channels, width = slots.num_tokens, *weight.shape
-    check_tensor("x", x, (num_tokens, num_channels), FLOAT_DTYPES, x.device, is_contiguous=False)
-    same = ((x.dtype,), x.device)
-    check_tensor("weight", weight, (num_channels, None), *same)
-    if not 2 <= width <= MAX_WIDTH:
-        raise ValueError(f"weight {tuple(weight.shape)} must be of a width of 2 to {MAX_WIDTH}")
-    check_tensor("states", states, (None, width - 1, num_channels), *same)
-    _check_slots(slots, x.device)
-    output = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
-    if not num_tokens:
-        return output
-    table = slots.table
-    causal_conv_kernel[(table.num_tiles, cdiv(num_channels, _CHANNELS_PER_PROGRAM))](
-        output,
-        states,
-        x,
-        weight,
-        table.sequences,
-        table.tiles,
-        num_channels,
-        x.stride(0),
-        WIDTH=width,
-        PADDED_ENTRIES=next_power_of_2(width - 1),
-        TOKENS=table.tile_tokens,
-        CHANNELS=_CHANNELS_PER_PROGRAM,
-        num_warps=2 if table.tile_tokens == 1 else 4,
-        **early_launch(x.device),
-    )
-    return output
 
 
 def gated_delta_rule_triton(
@@ -181,13 +144,8 @@ def _check_rule(
         check_tensor(name, tensor, wanted, (mixed.dtype,), mixed.device, is_contiguous=False)
     for name, tensor in (("decay_scale", decay_scale), ("decay_bias", decay_bias)):
         check_tensor(name, tensor, (num_heads,), (torch.float32,), mixed.device)
-    _check_slots(slots, mixed.device)
+    slots.check_device(mixed.device)
     return num_heads // num_key_heads
-
-
-def _check_slots(slots: StateSlots, device: torch.device) -> None:
-    if slots.table.memory.device != device:
-        raise ValueError(f"slots are on {slots.device}, and must be on {device}")
 
 
 def gated_rms_norm_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,71 +3,14 @@
 import triton
 import triton.language as tl
 
+from ..recurrent_states.triton_kernels import TILE_SIZE, sequence_of, softplus
 from ..triton_early_launch import wait_for_inputs
 
-# What a row of `SequenceTable`'s sequences and tiles has.
-SEQUENCE_SIZE = tl.constexpr(4)
-TILE_SIZE = tl.constexpr(2)
 # What `chunk_kernel` says of each token: factors of what its key and its query find in the state with which the chunk
 # began, of what is left, when the chunk ends, of what it writes, and how much is left of that state after it.
 KNOWN, READ, KEPT, LEFT = (tl.constexpr(kind) for kind in range(4))
 # The part of a triangular system that is solved row by row.
 BLOCK = tl.constexpr(16)
-
-
-@triton.jit
-def causal_conv_kernel(
-    output,
-    states,
-    x,
-    weight,
-    sequences,
-    tiles,
-    num_channels,
-    x_stride,
-    WIDTH: tl.constexpr,
-    PADDED_ENTRIES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-):
-    """One program is a tile of a sequence's tokens and `CHANNELS` channels; the first tile's writes the state."""
-    wait_for_inputs(IS_EARLY)
-    tile = tiles + tl.program_id(0) * TILE_SIZE
-    start, length, read, write = _sequence(sequences, tl.load(tile))
-    first = tl.load(tile + 1)
-    if first < length:
-        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        is_channel = channel < num_channels
-        entries: tl.constexpr = WIDTH - 1
-        own = x + start * x_stride + channel[None, :]
-        before = states + read * entries * num_channels + channel[None, :]
-        token = first + tl.arange(0, TOKENS)
-        is_wanted = (token < length)[:, None] & is_channel[None, :]
-        total = tl.zeros((TOKENS, CHANNELS), dtype=tl.float32)
-        for nth in tl.static_range(WIDTH):
-            inputs = _inputs(own, before, token - entries + nth, is_wanted, x_stride, num_channels, entries)
-            factors = tl.load(weight + channel * WIDTH + nth, mask=is_channel, other=0.0).to(tl.float32)
-            total += inputs.to(tl.float32) * factors[None, :]
-        place = output + (start + token)[:, None] * num_channels + channel[None, :]
-        tl.store(place, (total * tl.sigmoid(total)).to(output.dtype.element_ty), mask=is_wanted)
-        if first == 0:
-            entry = tl.arange(0, PADDED_ENTRIES)
-            is_entry = (entry < entries)[:, None] & is_channel[None, :]
-            latest = _inputs(own, before, length - entries + entry, is_entry, x_stride, num_channels, entries)
-            # All threads have read what may be written now.
-            tl.debug_barrier()
-            after = states + (write * entries + entry)[:, None] * num_channels + channel[None, :]
-            tl.store(after, latest, mask=is_entry)
-
-
-@triton.jit
-def _inputs(own, before, place, is_wanted, x_stride, num_channels, entries: tl.constexpr):
-    """A sequence's inputs at these places, of which those before its first token are the state's entries."""
-    is_own = place >= 0
-    fresh = tl.load(own + place.to(tl.int64)[:, None] * x_stride, mask=is_own[:, None] & is_wanted, other=0.0)
-    entry = (place + entries)[:, None] * num_channels
-    return tl.where(is_own[:, None], fresh, tl.load(before + entry, mask=~is_own[:, None] & is_wanted, other=0.0))
 
 
 @triton.jit
@@ -94,7 +37,7 @@ def recurrent_rule_kernel(
 ):
     """One program is a sequence of few tokens, a head and `VALUES` columns of its state, which stays in registers."""
     wait_for_inputs(IS_EARLY)
-    start, length, read, write = _sequence(sequences, tl.program_id(1))
+    start, length, read, write = sequence_of(sequences, tl.program_id(1))
     if length > 0:
         head, key, is_key, value, is_value = _part(VALUE_DIM, KEY_DIM, PADDED_KEY_DIM, VALUES)
         is_state = is_key[:, None] & is_value[None, :]
@@ -153,7 +96,7 @@ def chunk_kernel(
     wait_for_inputs(IS_EARLY)
     chunk = chunks + tl.program_id(0) * TILE_SIZE
     head = tl.program_id(1)
-    start, length, _, _ = _sequence(sequences, tl.load(chunk))
+    start, length, _, _ = sequence_of(sequences, tl.load(chunk))
     first = tl.load(chunk + 1)
     nth, key = tl.arange(0, TOKENS), tl.arange(0, PADDED_KEY_DIM)
     token = start + first + nth
@@ -233,7 +176,7 @@ def scan_kernel(
 ):
     """One program is a sequence, a head and `VALUES` columns of its state, chunk by chunk."""
     wait_for_inputs(IS_EARLY)
-    start, length, read, write = _sequence(sequences, tl.program_id(1))
+    start, length, read, write = sequence_of(sequences, tl.program_id(1))
     head, key, is_key, value, is_value = _part(VALUE_DIM, KEY_DIM, PADDED_KEY_DIM, VALUES)
     is_state = is_key[:, None] & is_value[None, :]
     part = _state(head, key, value, KEY_DIM, VALUE_DIM)
@@ -274,14 +217,6 @@ def scan_kernel(
 
 
 @triton.jit
-def _sequence(sequences, index):
-    """The first token, the number of them, and both slots."""
-    sequence = sequences + index * SEQUENCE_SIZE
-    start, length = tl.load(sequence).to(tl.int64), tl.load(sequence + 1)
-    return start, length, tl.load(sequence + 2).to(tl.int64), tl.load(sequence + 3).to(tl.int64)
-
-
-@triton.jit
 def _part(VALUE_DIM: tl.constexpr, KEY_DIM: tl.constexpr, PADDED_KEY_DIM: tl.constexpr, VALUES: tl.constexpr):
     """The program's head, and the rows and columns of its state, with which there are."""
     parts: tl.constexpr = (VALUE_DIM + VALUES - 1) // VALUES
@@ -305,12 +240,7 @@ def _inverse_length(rows):
 @triton.jit
 def _rate(decay, head, decay_scale, decay_bias):
     """The logarithm of what a token leaves of the state: -e^decay_scale · softplus(decay + decay_bias)."""
-    x = decay.to(tl.float32) + tl.load(decay_bias + head)
-    small = tl.exp(-tl.abs(x))
-    # log(1 + small), however small it is: 1 + small is rounded, and its logarithm scaled by how much.
-    added = 1.0 + small - 1.0
-    log1p = tl.where(added == 0.0, small, tl.log(1.0 + small) * (small / tl.where(added == 0.0, 1.0, added)))
-    return -tl.exp(tl.load(decay_scale + head)) * (tl.maximum(x, 0.0) + log1p)
+    return -tl.exp(tl.load(decay_scale + head)) * softplus(decay.to(tl.float32) + tl.load(decay_bias + head))
 
 
 @triton.jit

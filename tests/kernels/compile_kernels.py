@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels import device, triton_assembler
 from headrace.kernels.activation import triton as activation
-from headrace.kernels.gated_delta import StateSlots
+from headrace.kernels.causal_conv import triton as causal_conv
 from headrace.kernels.gated_delta import triton as gated_delta
 from headrace.kernels.kv_cache import triton as kv_cache
 from headrace.kernels.layer_norm import triton as layer_norm
@@ -47,6 +47,7 @@ from headrace.kernels.moe.stacked_experts import (
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
+from headrace.kernels.recurrent_states import StateSlots
 from headrace.kernels.sampling import triton as sampling
 from headrace.kernels.triton_early_launch import early_launch
 
@@ -343,7 +344,7 @@ def compile_gated_delta(card: Card) -> None:
         go_by_the_rule(128, dtype)
         for query_lens in ((1, 1), (1, 100)):
             x, weight = torch.zeros(sum(query_lens), 8192, dtype=dtype), torch.zeros(8192, 4, dtype=dtype)
-            gated_delta.causal_conv_triton(x, weight, torch.zeros(3, 3, 8192, dtype=dtype), slots_of(query_lens))
+            causal_conv.causal_conv_triton(x, weight, torch.zeros(3, 3, 8192, dtype=dtype), slots_of(query_lens))
         heads, gate = torch.zeros(4, 32, 128, dtype=dtype), torch.zeros(4, 32 * 128, dtype=dtype)
         gated_delta.gated_rms_norm_triton(heads, gate, heads[0, 0], 1e-6)
     go_by_the_rule(24, F16)
@@ -458,7 +459,19 @@ def main() -> None:
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
     parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, instructions")
     arguments = parser.parse_args()
-    for module in (activation, attention, gated_delta, kv_cache, layer_norm, linear, lora, moe, norm_rotary, sampling):
+    for module in (
+        activation,
+        attention,
+        causal_conv,
+        gated_delta,
+        kv_cache,
+        layer_norm,
+        linear,
+        lora,
+        moe,
+        norm_rotary,
+        sampling,
+    ):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     # As beside the newest driver.

@@ -7,38 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_delta import StateSlots
+from headrace.kernels.recurrent_states import StateSlots
 
-from .tolerances import TOLERANCES
+from .state_cases import slots_of, states_of
 
-# What a sequence goes on from of which nothing is computed: zeros, and never written.
-NULL_STATE = 0
 # Key heads, heads, key_dim, value_dim.
 SHAPES = {"h1of1": (1, 1, 32, 16), "h2of4-odd": (2, 4, 24, 40), "h1of4": (1, 4, 16, 32)}
-LENGTHS = {
-    "one": (1,),
-    "few": (1, 2, 1, 16, 3),
-    "mixed": (1, 63, 64, 65, 1),
-    "long": (130, 17),
-    "whole": (128,),
-    "decodes": (1,) * 19,
-    "padded": (1, 0, 0, 2, 33),
-}
-
-
-@dataclass(frozen=True)
-class ConvCase:
-    """x is a part of a wider matrix."""
-
-    x: Tensor
-    weight: Tensor
-    states: Tensor
-    slots: StateSlots
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """`states` is a copy."""
-        return vars(replace(self, states=self.states.clone()))
 
 
 @dataclass(frozen=True)
@@ -57,30 +31,6 @@ class RuleCase:
     def arguments(self) -> dict[str, Any]:
         """`states` is a copy."""
         return vars(replace(self, states=self.states.clone()))
-
-
-def slots_of(query_lens: Sequence[int], device: torch.device) -> StateSlots:
-    """The first begins with nothing; of the others every second one goes on in place, and the rest somewhere else."""
-    read = [NULL_STATE, *range(1, len(query_lens))]
-    write = [slot if slot % 2 else len(query_lens) + slot for slot in read]
-    return StateSlots(query_lens, read, write, device)
-
-
-def states_of(slots: StateSlots, *shape: int) -> Tensor:
-    """float32; NaN in those that are only written, or not even that."""
-    states = torch.full((2 * len(slots.read), *shape), torch.nan)
-    for slot in slots.read:
-        states[slot] = 0.0 if slot == NULL_STATE else torch.randn(shape)
-    return states.to(slots.device)
-
-
-def assert_states(actual: Tensor, expected: Tensor, before: Tensor, slots: StateSlots, dtype: torch.dtype) -> None:
-    """Those that are written, within the tolerance of what they are made of; all others, bit for bit as they were."""
-    written = [span.write for span in slots.spans]
-    others = [slot for slot in range(len(before)) if slot not in written]
-    tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(actual[written], expected[written], rtol=tolerance, atol=tolerance)
-    assert torch.equal(actual[others].view(torch.uint8), before[others].view(torch.uint8))
 
 
 def hard_rule_case(kind: str, dtype: torch.dtype, device: torch.device) -> RuleCase:
@@ -106,23 +56,6 @@ def zero_rule_case(device: torch.device) -> RuleCase:
     mixed, states = torch.zeros(3, 64, device=device), torch.zeros(3, 2, 16, 16, device=device)
     (decay, beta), (scale, bias) = torch.zeros(2, 3, 2, device=device), torch.zeros(2, 2, device=device)
     return RuleCase(mixed, decay, beta, scale, bias, states, StateSlots((1, 2), (0, 0), (1, 2), device))
-
-
-def zero_conv_case(device: torch.device) -> ConvCase:
-    """Of three tokens in two sequences, five channels and a width of four."""
-    x, weight, states = (torch.zeros(shape, device=device) for shape in ((3, 5), (5, 4), (3, 3, 5)))
-    return ConvCase(x, weight, states, StateSlots((1, 2), (0, 0), (1, 2), device))
-
-
-def conv_case(
-    query_lens: Sequence[int], num_channels: int, width: int, dtype: torch.dtype, device: torch.device
-) -> ConvCase:
-    # Where channels are a multiple of eight they may be read eight at a time, and so are by other threads.
-    beside = 8 if num_channels % 8 == 0 else 3
-    x = torch.randn(sum(query_lens), num_channels + beside).to(device, dtype)[:, :-beside]
-    weight = torch.randn(num_channels, width).to(device, dtype)
-    slots = slots_of(query_lens, device)
-    return ConvCase(x, weight, states_of(slots, width - 1, num_channels).to(dtype), slots)
 
 
 def rule_case(

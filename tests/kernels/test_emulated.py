@@ -68,6 +68,7 @@ def run(*command: str | Path, **environment: str) -> str:
             (
                 *("kernels/test_native_attention.py", "kernels/test_int8_linear.py", "kernels/test_gates.py"),
                 *("kernels/test_norm_rotary.py", "kernels/test_likeliest.py", "kernels/test_native_gated_delta.py"),
+                *("kernels/test_native_causal_conv.py", "kernels/test_native_mamba2.py"),
             ),
         ),
     ],

@@ -7,25 +7,21 @@ import pytest
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated, torch_recurrent_gated_delta_rule
 
-from headrace.kernels.gated_delta import causal_conv, gated_delta_rule, gated_rms_norm
-from headrace.kernels.gated_delta.chunked import causal_conv_chunked, gated_delta_rule_chunked
+from headrace.kernels.gated_delta import gated_delta_rule, gated_rms_norm
+from headrace.kernels.gated_delta.chunked import gated_delta_rule_chunked
 from headrace.kernels.gated_delta.reference import (
-    causal_conv_reference,
     gated_delta_rule_reference,
     gated_rms_norm_reference,
 )
 
 from .gated_delta_cases import (
-    LENGTHS,
     SHAPES,
-    assert_states,
-    conv_case,
     hard_rule_case,
     in_two_parts,
     rule_case,
-    zero_conv_case,
     zero_rule_case,
 )
+from .state_cases import LENGTHS, assert_states
 from .tolerances import DTYPES, assert_close
 
 pytestmark = pytest.mark.usefixtures("_nan_filled_outputs")
@@ -86,16 +82,6 @@ def test_hard_chunks(kind, dtype):
     assert_states(given["states"], expected["states"], case.states, case.slots, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", [2, 4, 8])
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_convolutions(lengths, width, dtype):
-    case = conv_case(LENGTHS[lengths], 19, width, dtype, CPU)
-    given, expected = case.arguments, case.arguments
-    assert_close(causal_conv_chunked(**given), causal_conv_reference(**expected))
-    assert_states(given["states"], expected["states"], case.states, case.slots, dtype)
-
-
 @pytest.mark.parametrize("cut", [1, 2, 63, 64, 65])
 def test_a_prompt_in_two_parts_is_a_whole_one(cut):
     whole = rule_case((130,), SHAPES["h2of4-odd"], torch.float32, CPU)
@@ -124,20 +110,3 @@ def test_arguments_of_the_rule_that_do_not_fit_are_named(changes: dict[str, Any]
     case = zero_rule_case(CPU)
     with pytest.raises(ValueError, match=message):
         gated_delta_rule(**vars(replace(case, **changes)))
-
-
-CONV_ERRORS = {
-    "x": ({"x": torch.zeros(2, 5)}, r"x \(2, 5\) must be \[3 tokens, num_channels\]"),
-    "weight": ({"weight": torch.zeros(4, 4)}, r"weight \(4, 4\) must be \[5 channels, width\]"),
-    "width": ({"weight": torch.zeros(5, 1)}, r"weight \(5, 1\) .* width of 2 or more"),
-    "states": ({"states": torch.zeros(3, 4, 5)}, r"states \(3, 4, 5\) must be \[num_slots, 3, 5 channels\]"),
-    "weight-dtype": ({"weight": torch.zeros(5, 4).half()}, r"weight is torch.float16, and x torch.float32"),
-    "states-dtype": ({"states": torch.zeros(3, 3, 5).half()}, r"states is torch.float16, and x torch.float32"),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), CONV_ERRORS.values(), ids=CONV_ERRORS)
-def test_arguments_of_a_convolution_that_do_not_fit_are_named(changes: dict[str, Any], message):
-    case = zero_conv_case(CPU)
-    with pytest.raises(ValueError, match=message):
-        causal_conv(**vars(replace(case, **changes)))

@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 from headrace.kernels.activation import clamped_swiglu
 from headrace.kernels.activation.reference import silu_and_mul_reference
 from headrace.kernels.activation.triton import clamped_swiglu_triton, silu_and_mul_triton
-from headrace.kernels.gated_delta import StateSlots
-from headrace.kernels.gated_delta.triton import causal_conv_triton, gated_delta_rule_triton, gated_rms_norm_triton
+from headrace.kernels.causal_conv.triton import causal_conv_triton
+from headrace.kernels.gated_delta.triton import gated_delta_rule_triton, gated_rms_norm_triton
 from headrace.kernels.kv_cache.triton import copy_blocks_triton
 from headrace.kernels.layer_norm.triton import add_layer_norm_triton
 from headrace.kernels.moe.triton_kernels import mix_rows_kernel
@@ -27,6 +27,7 @@ from headrace.kernels.paged_attention.metadata import AttentionMetadata
 from headrace.kernels.paged_attention.plan import ITEM_FIELDS
 from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.triton import attend_planned, paged_attention_triton
+from headrace.kernels.recurrent_states import StateSlots
 from headrace.kernels.sampling.triton import (
     apply_bit_mask_triton,
     likeliest_tokens_triton,
@@ -34,7 +35,8 @@ from headrace.kernels.sampling.triton import (
     sample_tokens_triton,
 )
 
-from .gated_delta_cases import conv_case, rule_case
+from .causal_conv_cases import conv_case
+from .gated_delta_cases import rule_case
 from .large_tensors import DTYPE, apart, at_the_end, huge, refuse_overflows, run_last_programs
 from .tolerances import assert_close
 

@@ -9,41 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_delta import StateSlots, causal_conv, gated_delta_rule, gated_rms_norm
+from headrace.kernels.gated_delta import gated_delta_rule, gated_rms_norm
 from headrace.kernels.gated_delta.native import (
-    causal_conv_native,
     gated_delta_rule_native,
     gated_rms_norm_native,
-    takes_native_conv,
     takes_native_norm,
     takes_native_rule,
 )
 from headrace.kernels.gated_delta.reference import (
-    causal_conv_reference,
     gated_delta_rule_reference,
     gated_rms_norm_reference,
 )
-from headrace.kernels.native import InstructionSet, instruction_set, runs_native
+from headrace.kernels.native import InstructionSet, runs_native
+from headrace.kernels.recurrent_states import StateSlots
 
+from .native_cases import LENGTHS, check_states, native_kernels, of_every_way, some_slots, some_states
 from .tolerances import DTYPES, TOLERANCES, assert_close
 
-WAYS = [
-    (instructions, dtype)
-    for instructions, dtype in (
-        (InstructionSet.AVX2, torch.float32),
-        (InstructionSet.AVX512, torch.float32),
-        (InstructionSet.AVX512_BF16, torch.bfloat16),
-    )
-    if instructions <= instruction_set()
-]
-pytestmark = [
-    pytest.mark.skipif(not WAYS, reason="needs the compiled kernels"),
-    pytest.mark.usefixtures("_nan_filled_outputs"),
-]
-of_every_way = pytest.mark.parametrize(("instructions", "dtype"), WAYS, ids=lambda each: getattr(each, "name", ""))
+pytestmark = native_kernels
 
-# More and fewer tokens than change the state together, and than are made ready together.
-LENGTHS = [1, 2, 3, 15, 16, 17, 64, 130]
 # Key heads, heads, key_dim and value_dim.
 SHAPES = [
     (2, 2, 128, 128),
@@ -54,30 +38,6 @@ SHAPES = [
     (1, 1, 256, 32),
     (1, 2, 16, 256),
 ]
-
-
-def some_slots(query_lens: Sequence[int]) -> StateSlots:
-    """Every other sequence leaves its state where it was, the others in the next slot; one in three is nobody's."""
-    firsts = range(1, 3 * len(query_lens) + 1, 3)
-    writes = [first + index % 2 for index, first in enumerate(firsts)]
-    return StateSlots(query_lens, firsts, writes, torch.device("cpu"))
-
-
-def some_states(slots: StateSlots, dtype: torch.dtype, *shape: int) -> Tensor:
-    """What nobody reads is NaN."""
-    states = torch.full((3 * len(slots.read) + 1, *shape), torch.nan, dtype=dtype)
-    for slot in slots.read:
-        states[slot] = torch.randn(shape).to(dtype)
-    return states
-
-
-def check_states(states: Tensor, expected: Tensor, before: Tensor, slots: StateSlots) -> None:
-    """Those that are written are close, the others what they were, to the bit."""
-    written = list(slots.write)
-    others = [slot for slot in range(len(states)) if slot not in written]
-    assert_close(states[written], expected[written])
-    assert torch.equal(states[others].nan_to_num(7), before[others].nan_to_num(7))
-    assert torch.equal(states[others].isnan(), before[others].isnan())
 
 
 @dataclass(frozen=True)
@@ -229,77 +189,6 @@ def test_rule_takes_the_compiled_kernel_where_there_is_one():
             expected, expected_states = rule.run(gated_delta_rule_reference)
             assert_close(output, expected)
             check_states(states, expected_states, rule.states, rule.slots)
-
-
-def check_conv(
-    query_lens: Sequence[int], num_channels: int, width: int, dtype: torch.dtype, conv: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor]:
-    """What the convolution gives and leaves, which are what they should be."""
-    slots = some_slots(query_lens)
-    wide = torch.full((slots.num_tokens, num_channels + 5), torch.nan)
-    wide[:, 2:-3] = torch.randn(slots.num_tokens, num_channels)
-    x, weight = wide.to(dtype)[:, 2:-3], torch.randn(num_channels, width).to(dtype)
-    before = some_states(slots, dtype, width - 1, num_channels)
-    states, expected_states, turned_states = before.clone(), before.clone(), before.clone()
-    output = conv(x, weight, states, slots)
-    assert_close(output, causal_conv_reference(x, weight, expected_states, slots))
-    check_states(states, expected_states, before, slots)
-    assert torch.equal(conv(x, weight.t().contiguous().t(), turned_states, slots), output)
-    return output, states
-
-
-@of_every_way
-@pytest.mark.parametrize("width", range(2, 9))
-def test_conv_of_every_width(width, instructions, dtype):
-    check_conv(LENGTHS, 48, width, dtype, partial(causal_conv_native, instructions=instructions))
-
-
-@of_every_way
-@pytest.mark.parametrize("num_channels", [16, 128, 144, 1040])
-def test_conv_of_every_number_of_channels(num_channels, instructions, dtype):
-    check_conv([1, 2, 20], num_channels, 4, dtype, partial(causal_conv_native, instructions=instructions))
-
-
-@of_every_way
-def test_conv_with_several_threads(instructions, dtype, request):
-    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
-    conv = partial(causal_conv_native, instructions=instructions)
-
-    def results(threads: int) -> tuple[Tensor, Tensor]:
-        torch.set_num_threads(threads)
-        torch.manual_seed(0)
-        return check_conv([1] * 9 + [70], 1040, 4, dtype, conv)
-
-    for one, three in zip(results(1), results(3), strict=True):
-        assert torch.equal(one.nan_to_num(7), three.nan_to_num(7))
-
-
-@of_every_way
-def test_conv_gives_the_same_however_a_prompt_is_split(instructions, dtype):
-    """To the bit: each token's sum is of the same inputs in the same order."""
-    x, weight = torch.randn(40, 32).to(dtype), torch.randn(32, 4).to(dtype)
-    states = torch.randn(2, 3, 32).to(dtype)
-    split = states.clone()
-
-    def conv(x: Tensor, states: Tensor) -> Tensor:
-        slots = StateSlots([len(x)], [1], [1], torch.device("cpu"))
-        return causal_conv_native(x, weight, states, slots, instructions)
-
-    whole = conv(x, states)
-    assert torch.equal(torch.cat([conv(part, split) for part in x.split([1, 2, 17, 19, 1])]), whole)
-    assert torch.equal(split, states)
-
-
-def test_conv_takes_the_compiled_kernel_where_there_is_one():
-    for num_channels, width, is_taken in ((32, 4, True), (20, 4, False), (32, 9, False)):
-        for dtype in DTYPES:
-            x = torch.randn(3, num_channels).to(dtype)
-            weight, states = (
-                torch.randn(num_channels, width).to(dtype),
-                torch.randn(1, width - 1, num_channels).to(dtype),
-            )
-            assert takes_native_conv(x, weight, states) == (is_taken and runs_native(x))
-            check_conv([1, 7], num_channels, width, dtype, causal_conv)
 
 
 @of_every_way

@@ -8,25 +8,21 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.gated_delta.reference import (
-    causal_conv_reference,
     gated_delta_rule_reference,
     gated_rms_norm_reference,
 )
-from headrace.kernels.gated_delta.triton import causal_conv_triton, gated_delta_rule_triton, gated_rms_norm_triton
+from headrace.kernels.gated_delta.triton import gated_delta_rule_triton, gated_rms_norm_triton
+from headrace.kernels.recurrent_states import StateSlots
 
 from .gated_delta_cases import (
-    LENGTHS,
     SHAPES,
-    assert_states,
-    conv_case,
     hard_rule_case,
     in_two_parts,
     rule_case,
-    zero_conv_case,
     zero_rule_case,
 )
+from .state_cases import LENGTHS, assert_states, load_two_of_four, on
 from .tolerances import assert_close
 
 pytestmark = pytest.mark.usefixtures("_nan_filled_outputs")
@@ -72,33 +68,16 @@ def test_a_prompt_in_two_parts_is_a_whole_one(cut, triton_dtype, device):
     assert_close(state.to(triton_dtype), whole.states[1].to(triton_dtype))
 
 
-@pytest.mark.parametrize("width", [2, 4, 8])
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_convolutions(lengths, width, triton_dtype, device):
-    case = conv_case(LENGTHS[lengths], 304 if width == 4 else 19, width, triton_dtype, device)
-    given, expected = case.arguments, case.arguments
-    assert_close(causal_conv_triton(**given), causal_conv_reference(**expected))
-    assert_states(given["states"], expected["states"], case.states, case.slots, triton_dtype)
-
-
 def test_another_step_in_the_same_table(triton_dtype, device):
     """As a graph replays decodes: what it has too many is padding, whose rows of the output nobody writes."""
-    rule = rule_case((1,) * 4, SHAPES["h1of4"], triton_dtype, device)
-    conv = conv_case((1,) * 4, 40, 4, triton_dtype, device)
-    of_two = StateSlots((1, 1), (2, 0), (2, 5), device)
-    for launch, reference, case in (
-        (gated_delta_rule_triton, gated_delta_rule_reference, rule),
-        (causal_conv_triton, causal_conv_reference, conv),
-    ):
-        # Made for the slots that the case has.
-        assert case.slots.table.num_few == 4
-        case.slots.table.load((1, 1, 0, 0), (2, 0, 0, 0), (2, 5, 0, 0))
-        rows = {name: given[:2] for name, given in vars(case).items() if name in ("x", "mixed", "decay", "beta")}
-        given, expected = case.arguments, case.arguments | rows | {"slots": of_two}
-        output = launch(**given)
-        assert_close(output[:2], reference(**expected))
-        assert bool(output[2:].isnan().all())
-        assert_states(given["states"], expected["states"], case.states, of_two, triton_dtype)
+    case = rule_case((1,) * 4, SHAPES["h1of4"], triton_dtype, device)
+    of_two = load_two_of_four(case.slots)
+    rows = {name: getattr(case, name)[:2] for name in ("mixed", "decay", "beta")}
+    given, expected = case.arguments, case.arguments | rows | {"slots": of_two}
+    output = gated_delta_rule_triton(**given)
+    assert_close(output[:2], gated_delta_rule_reference(**expected))
+    assert bool(output[2:].isnan().all())
+    assert_states(given["states"], expected["states"], case.states, of_two, triton_dtype)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (5, 3, 24), (3, 4, 128), (0, 2, 16)], ids=str)
@@ -110,9 +89,8 @@ def test_gated_rms_norm(shape, triton_dtype, device):
 
 
 def test_nothing(device):
-    rule, conv = rule_case((0,), (1, 1, 16, 16), torch.float32, device), conv_case((0,), 8, 4, torch.float32, device)
+    rule = rule_case((0,), (1, 1, 16, 16), torch.float32, device)
     assert gated_delta_rule_triton(**vars(rule)).shape == (0, 1, 16)
-    assert causal_conv_triton(**vars(conv)).shape == (0, 8)
 
 
 RULE_ERRORS = {
@@ -137,23 +115,6 @@ def test_arguments_of_the_rule_that_do_not_fit_are_named(changes: dict[str, Any]
         gated_delta_rule_triton(**vars(zero_rule_case(device)) | on(device, changes))
 
 
-CONV_ERRORS = {
-    "x": ({"x": torch.zeros(3, 10)[:, ::2]}, r"x \(3, 5\) must be contiguous in its last dimension"),
-    "channels": ({"x": torch.zeros(3, 6)}, r"x \(3, 6\) must have the shape \[3, 5\]"),
-    "weight": ({"weight": torch.zeros(4, 5).T}, r"weight \(5, 4\) must be contiguous"),
-    "width": ({"weight": torch.zeros(5, 9)}, r"weight \(5, 9\) must be of a width of 2 to 8"),
-    "states": ({"states": torch.zeros(3, 4, 5)}, r"states \(3, 4, 5\) must have the shape \[any, 3, 5\]"),
-    "dtype": ({"states": torch.zeros(3, 3, 5).half()}, r"states \(3, 3, 5\) is float16"),
-    "slots": ({"slots": StateSlots((3,), (0,), (1,), torch.device("meta"))}, "slots are on meta, and must be on"),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), CONV_ERRORS.values(), ids=CONV_ERRORS)
-def test_arguments_of_a_convolution_that_do_not_fit_are_named(changes: dict[str, Any], message, device):
-    with pytest.raises(ValueError, match=message):
-        causal_conv_triton(**vars(zero_conv_case(device)) | on(device, changes))
-
-
 NORM_ERRORS = {
     "x": ({"x": torch.zeros(3, 16, 2).transpose(1, 2)}, r"x \(3, 2, 16\) must be contiguous"),
     "gate": ({"gate": torch.zeros(3, 16)}, r"gate \(3, 16\) must have the shape \[3, 32\]"),
@@ -166,15 +127,3 @@ def test_arguments_of_a_norm_that_do_not_fit_are_named(changes: dict[str, Tensor
     given = {"x": torch.zeros(3, 2, 16), "gate": torch.zeros(3, 32), "weight": torch.zeros(16), **changes}
     with pytest.raises(ValueError, match=message):
         gated_rms_norm_triton(**on(device, given), eps=1e-5)
-
-
-def on(device: torch.device, given: dict[str, Any]) -> dict[str, Any]:
-    """Tensors there, with the strides that they have."""
-    if device.type == "cpu":
-        return given
-    moved = {
-        name: torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=device)
-        for name, each in given.items()
-        if isinstance(each, Tensor) and not each.is_meta
-    }
-    return given | moved

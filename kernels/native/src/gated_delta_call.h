@@ -1,22 +1,11 @@
-// What Gated DeltaNet's operations are called with, and how the delta rule's work is shared.
+// What the gated delta rule is called with, and how its work is shared.
 #pragma once
 
-#include "pieces.h"
+#include "states_call.h"
 
 #ifdef HEADRACE_X86
-#include <algorithm>
-#include <cmath>
-#include <type_traits>
 
-namespace delta {
-
-// Which tokens each sequence has, one at least, and where its states are.
-struct Slots {
-    const std::int64_t* starts;  // [num_sequences + 1], each sequence's first token
-    const std::int64_t* read;    // [num_sequences]
-    const std::int64_t* write;   // the same
-    std::int64_t num_sequences;
-};
+namespace states {
 
 // The same as `_RuleCall` in kernels/gated_delta/native.py. Strides are counted in elements.
 struct RuleCall {
@@ -35,39 +24,11 @@ struct RuleCall {
     std::int64_t uses_avx512;  // in float32, which AVX2 computes otherwise
 };
 
-// The same as `_ConvCall` there.
-struct ConvCall {
-    const void* x;       // [num_tokens, num_channels]
-    const void* weight;  // [num_channels, width]
-    void* states;        // [num_slots, width - 1, num_channels], a slot's dense
-    void* output;        // [num_tokens, num_channels], dense
-    Slots slots;
-    std::int64_t num_channels;  // a multiple of 16
-    std::int64_t width;         // 2 to kMaxWidth
-    std::int64_t x_stride, channel_stride, tap_stride, slot_stride;
-    std::int64_t uses_avx512;
-};
-
-// The same as `_NormCall` there.
-struct NormCall {
-    const void* x;       // [num_rows, num_heads, size], dense
-    const void* gate;    // [num_rows, num_heads * size]
-    const void* weight;  // [size]
-    void* output;        // as x
-    std::int64_t num_rows, num_heads;
-    std::int64_t size;  // a multiple of 16
-    std::int64_t gate_stride;
-    std::int64_t uses_avx512;
-    float eps;
-};
-
 constexpr int kGroup = 4;   // tokens that change the state together
 constexpr int kChunk = 64;  // tokens whose keys and queries are made ready together
 constexpr int kMaxKeyDim = 256;
-constexpr int kLineBytes = 64;
 // Of a state's columns so many are one thread's, and more where there are enough others.
 constexpr std::int64_t kPartColumns = 32;
-constexpr std::int64_t kPiecesPerThread = 4;
 constexpr std::int64_t kWorkWorthThreads = 1 << 17;  // elements of states, once for each token
 
 // Some tokens' keys and queries of one head, ready for use, and their products among each other.
@@ -120,20 +81,6 @@ struct Parts {
     bool is_worth_threads;
 };
 
-// log(1 + e^x), as torch has it.
-inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-inline float widened(float x) { return x; }
-
-inline float widened(bf16 x) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
 // For each group of a chunk's tokens from `token` on, what `head` makes of it.
 template <class Element>
 void find_factors(const RuleCall& call, std::int64_t head, std::int64_t token, const Group* groups, int num_groups,
@@ -162,5 +109,5 @@ void find_factors(const RuleCall& call, std::int64_t head, std::int64_t token, c
     }
 }
 
-}  // namespace delta
+}  // namespace states
 #endif

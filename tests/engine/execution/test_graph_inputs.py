@@ -9,13 +9,13 @@ from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
 from headrace.engine.request import Request, RequestEvent
 from headrace.engine.sampling_params import SamplingParams
-from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.paged_attention import AttentionMetadata, planning
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
 from headrace.kernels.paged_attention.followed_plan import FollowedPlan
 from headrace.kernels.paged_attention.planning import plan_attention
+from headrace.kernels.recurrent_states import StateSlots
 
 from ...kernels.decode_cases import held_plan
 from ...kernels.test_attention_plan import check_parts, seen, wanted

@@ -26,8 +26,8 @@ from headrace.engine.parallel.messages import Task
 from headrace.engine.parallel.rank_process import _follow
 from headrace.engine.parallel.rank_processes import _Rank
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
-from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.recurrent_states import StateSlots
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor([3, 299, 150, 7, 75, 76, 225, 226, 0, 300, 12])

@@ -1,14 +1,17 @@
-// Gated DeltaNet's operations with AVX-512; in bfloat16 with its instructions for that.
+// What the operations of layers with states are made of with AVX-512, in bfloat16 with its instructions for that; and these
+// operations.
 #pragma once
 
+#include "causal_conv_call.h"
 #include "gated_delta_call.h"
+#include "gated_norms_call.h"
 #include "vector_math.h"
 
 #ifdef HEADRACE_X86
 #define HEADRACE_TARGET HEADRACE_AVX512
 #define HEADRACE_TARGET_INLINE HEADRACE_INLINE
 
-namespace delta::avx512 {
+namespace states::avx512 {
 
 using Vector = __m512;
 constexpr int kLanes = 16;
@@ -44,10 +47,16 @@ HEADRACE_INLINE Vector sigmoid(Vector x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
-#include "gated_delta_rule.h"
-#include "gated_delta_rows.h"
+template <class Element>
+HEADRACE_INLINE Vector silu(Vector x) {
+    return multiply(x, sigmoid<Element>(x));
+}
 
-}  // namespace delta::avx512
+#include "causal_conv.h"
+#include "gated_delta_rule.h"
+#include "gated_norms.h"
+
+}  // namespace states::avx512
 
 #undef HEADRACE_TARGET
 #undef HEADRACE_TARGET_INLINE

@@ -1,14 +1,16 @@
-// Gated DeltaNet's operations in float32 with AVX2.
+// What the operations of layers with states are made of with AVX2, in float32; and these operations.
 #pragma once
 
 #include "avx2.h"
+#include "causal_conv_call.h"
 #include "gated_delta_call.h"
+#include "gated_norms_call.h"
 
 #ifdef HEADRACE_X86
 #define HEADRACE_TARGET HEADRACE_AVX2
 #define HEADRACE_TARGET_INLINE HEADRACE_AVX2_INLINE
 
-namespace delta::avx2 {
+namespace states::avx2 {
 
 using Vector = __m256;
 using ::avx2::kLanes;
@@ -35,10 +37,16 @@ HEADRACE_AVX2_INLINE Vector sigmoid(Vector x) {
     return ::avx2::sigmoid(x);
 }
 
-#include "gated_delta_rule.h"
-#include "gated_delta_rows.h"
+template <class Element>
+HEADRACE_AVX2_INLINE Vector silu(Vector x) {
+    return multiply(x, sigmoid<Element>(x));
+}
 
-}  // namespace delta::avx2
+#include "causal_conv.h"
+#include "gated_delta_rule.h"
+#include "gated_norms.h"
+
+}  // namespace states::avx2
 
 #undef HEADRACE_TARGET
 #undef HEADRACE_TARGET_INLINE

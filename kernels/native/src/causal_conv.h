@@ -1,16 +1,10 @@
-// Gated DeltaNet's convolution and its gated norm, for one instruction set: included as gated_delta_rule.h is.
-
-template <class Element>
-HEADRACE_TARGET_INLINE Vector silu(Vector x) {
-    return multiply(x, sigmoid<Element>(x));
-}
+// Short convolutions, for one instruction set: included as gated_delta_rule.h is.
 
 // Channels that a thread takes together: many, so that it has some of a row before it is at the next one, which is far
 // away; fewer where there are many threads.
 constexpr std::int64_t kConvChannels = 512, kLeastConvChannels = 128;
 constexpr std::int64_t kConvTokens = 16;
 constexpr int kMaxWidth = 8;
-constexpr std::int64_t kRowsWorthThreads = 8192;  // elements
 
 // Some channels of a sequence: the rows of its inputs and outputs, and where its state is.
 template <class Element>
@@ -21,6 +15,8 @@ struct Inputs {
     Element* write;
     std::int64_t num_channels;
     std::int64_t width;
+    const Element* bias;  // or null
+    bool has_silu;
 
     // Of the token of that index, or from the state of so many tokens before the first.
     const Element* row(std::int64_t index) const {
@@ -42,6 +38,7 @@ HEADRACE_TARGET void convolve(const Inputs<Element>& inputs, const float* taps, 
         const std::int64_t end = std::min(first + kConvTokens, inputs.length);
         for (std::int64_t c = 0; c < count; c += kLanes) {
             Vector latest[kWidth], tap[kWidth];
+            const Vector bias = inputs.bias ? load(inputs.bias + c) : zero();
 #pragma GCC unroll 8
             for (int i = 0; i < kWidth; ++i) {
                 tap[i] = load(taps + i * kConvChannels + c);
@@ -55,12 +52,12 @@ HEADRACE_TARGET void convolve(const Inputs<Element>& inputs, const float* taps, 
                     latest[i - 1] = latest[i];
                 }
                 latest[kWidth - 1] = load(inputs.x + token * inputs.stride + c);
-                Vector sum = multiply(latest[0], tap[0]);
+                Vector sum = bias;
 #pragma GCC unroll 8
-                for (int i = 1; i < kWidth; ++i) {
+                for (int i = 0; i < kWidth; ++i) {
                     sum = multiply_add(latest[i], tap[i], sum);
                 }
-                store(output + token * inputs.num_channels + c, silu<Element>(sum));
+                store(output + token * inputs.num_channels + c, inputs.has_silu ? silu<Element>(sum) : sum);
             }
         }
     }
@@ -92,13 +89,15 @@ HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_chan
     alignas(64) float taps[kWidth * kConvChannels];
     const Element* weight = static_cast<const Element*>(call.weight) + first_channel * call.channel_stride;
     turn_taps<kWidth>(weight, call, count, taps);
+    const Element* bias = call.bias ? static_cast<const Element*>(call.bias) + first_channel : nullptr;
     Element* states = static_cast<Element*>(call.states) + first_channel;
     for (std::int64_t i = first_sequence; i < end_sequence; ++i) {
         const std::int64_t token = call.slots.starts[i];
         const Element* x = static_cast<const Element*>(call.x) + token * call.x_stride + first_channel;
         const Inputs<Element> inputs = {x, call.x_stride, call.slots.starts[i + 1] - token,
                                         states + call.slots.read[i] * call.slot_stride,
-                                        states + call.slots.write[i] * call.slot_stride, call.num_channels, kWidth};
+                                        states + call.slots.write[i] * call.slot_stride, call.num_channels, kWidth,
+                                        bias, call.has_silu != 0};
         Element* output = static_cast<Element*>(call.output) + token * call.num_channels + first_channel;
         convolve<Element, kWidth>(inputs, taps, count, output);
         inputs.keep_latest(count);
@@ -128,36 +127,4 @@ void run_conv(const ConvCall& call) {
         kConvolvePart<Element>[call.width](call, channel, std::min(size, call.num_channels - channel),
                                            num_sequences * part / parts, num_sequences * (part + 1) / parts);
     });
-}
-
-// Rounded where `rms_norm` and the product with the gate are operations of their own.
-template <class Element>
-HEADRACE_TARGET void norm_row(const Element* x, const Element* gate, const Element* weight, std::int64_t size,
-                              float eps, Element* output) {
-    Vector total = zero();
-    for (std::int64_t i = 0; i < size; i += kLanes) {
-        const Vector part = load(x + i);
-        total = multiply_add(part, part, total);
-    }
-    const Vector scale = set(1.0f / __builtin_sqrtf(sum_of(total) / static_cast<float>(size) + eps));
-    for (std::int64_t i = 0; i < size; i += kLanes) {
-        const Vector scaled = rounded<Element>(multiply(load(x + i), scale));
-        const Vector normed = rounded<Element>(multiply(scaled, load(weight + i)));
-        store(output + i, multiply(normed, silu<Element>(load(gate + i))));
-    }
-}
-
-template <class Element>
-void run_norm(const NormCall& call) {
-    const Element *x = static_cast<const Element*>(call.x), *gate = static_cast<const Element*>(call.gate);
-    const Element* weight = static_cast<const Element*>(call.weight);
-    Element* output = static_cast<Element*>(call.output);
-    const std::int64_t row_size = call.num_heads * call.size;
-#pragma omp parallel for schedule(static) if (call.num_rows * row_size > kRowsWorthThreads)
-    for (std::int64_t row = 0; row < call.num_rows; ++row) {
-        for (std::int64_t i = 0; i < row_size; i += call.size) {
-            norm_row(x + row * row_size + i, gate + row * call.gate_stride + i, weight, call.size, call.eps,
-                     output + row * row_size + i);
-        }
-    }
 }

@@ -68,3 +68,8 @@ class StateSlots:
     def table(self) -> SequenceTable:
         """As the kernels of a GPU read it."""
         return SequenceTable.of(self.query_lens, self.read, self.write, self.device)
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise `ValueError` unless the table is there."""
+        if self.table.memory.device != device:
+            raise ValueError(f"slots are on {self.device}, and must be on {device}")
