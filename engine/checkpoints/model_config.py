@@ -84,6 +84,8 @@ def _check(config: ModelShape) -> None:
         _check_sizes(config.of_layer(index))
     if config.state_layers is not None:
         config.state_layers.check()
+    if not config.kv_groups:
+        raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
     if (latent := config.latent_attention) is not None:
         _check_latent(latent)
     if config.moe is not None:

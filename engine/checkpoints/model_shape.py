@@ -28,7 +28,7 @@ class MoeNames:
     """What a checkpoint calls a mixture, below its layer, and its parts.
 
     `expert`: the parts of each expert, where they are listed one by one; `stacked`: both projections of all of them,
-    where each is one tensor.
+    where each is one tensor; `latents`: what makes latents of tokens, and tokens of latents.
     """
 
     mixture: str = "mlp"
@@ -37,11 +37,23 @@ class MoeNames:
     router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    latents: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
 
 
 _MIXTRAL = MoeNames("block_sparse_moe", MlpNames(("w1", "w3"), "w2"))
 MoeNaming = Literal[
-    "mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss", "gemma4"
+    "mixtral",
+    "qwen",
+    "qwen-stacked",
+    "glm",
+    "ernie",
+    "minimax",
+    "granite",
+    "granite4",
+    "hunyuan",
+    "gpt-oss",
+    "gemma4",
+    "nemotron_h",
 ]
 _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "mixtral": _MIXTRAL,
@@ -55,6 +67,15 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     ),
     "hunyuan": MoeNames(shared="shared_mlp", router="gate.wg"),
     "gpt-oss": MoeNames(router="router"),
+    # Beside an MLP that all tokens have, and not around it.
+    "granite4": MoeNames(
+        "",
+        MlpNames(("input_linear",), "output_linear"),
+        shared="shared_mlp",
+        router="block_sparse_moe.router.layer",
+        stacked=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
+    "nemotron_h": MoeNames("mixer", MlpNames(("up_proj",)), shared="shared_experts"),
     # Beside an MLP, and not within it.
     "gemma4": MoeNames("", router="router.proj"),
 }
@@ -70,7 +91,8 @@ class MoeConfig:
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
     chosen, or, where they are not `are_sigmoids`, probabilities. `num_groups`, `num_chosen_groups`: see `ExpertGroups`
     of `headrace.kernels.moe`. `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
-    `has_mlp_beside`: layers with experts have an ordinary MLP too.
+    `has_mlp_beside`: layers with experts have an ordinary MLP too. `latent_size`: experts are given so many
+    numbers that one matrix makes of a token, and of what they give another makes the token's; None: the token.
     """
 
     num_experts: int
@@ -88,6 +110,7 @@ class MoeConfig:
     num_chosen_groups: int = 1
     has_wide_router: bool = False
     has_mlp_beside: bool = False
+    latent_size: int | None = None
 
     @property
     def names(self) -> MoeNames:
@@ -180,6 +203,7 @@ class DecoderNames:
     final_norm: str = "model.norm"
     head: str = "lm_head"
     layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    attention: str = "self_attn"
     mlp: MlpNames = MlpNames()
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
@@ -196,7 +220,7 @@ class ModelShape:
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss"]
+    decoder_layer: Literal["llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss", "nemotron_h"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -249,6 +273,8 @@ class ModelShape:
     has_output_gate: bool = False
     # Layers that have a state in the place of keys and values.
     state_layers: StateLayersConfig | None = None
+    # One entry a layer, true where it is an MLP and nothing else, of models whose other layers have none.
+    feed_forward_layers: tuple[bool, ...] = ()
     latent_attention: LatentAttentionConfig | None = None
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
@@ -265,6 +291,17 @@ class ModelShape:
     layers: tuple[LayerSizes, ...] = ()
     # Which of the layers these are, where other processes have the others.
     stage: Stage = WHOLE_MODEL
+
+    def has_state(self, index: int) -> bool:
+        """Whether that layer has a state in the place of keys and values."""
+        return self.state_layers is not None and self.state_layers.layers[index]
+
+    def has_mixer(self, index: int) -> bool:
+        """Whether that layer attends, or has a state."""
+        return not self.feed_forward_layers or not self.feed_forward_layers[index]
+
+    def has_mlp(self, index: int) -> bool:
+        return not self.feed_forward_layers or self.feed_forward_layers[index]
 
     @property
     def num_kv_rows(self) -> int:
@@ -304,7 +341,7 @@ class ModelShape:
         """The layers that have keys and values of their own, by what a token has in their caches."""
         groups: dict[KVHeads, list[int]] = {}
         for index in range(self.num_hidden_layers):
-            layer, states = self.of_layer(index), self.state_layers
-            if layer.kv_source is None and (states is None or not states.layers[index]):
+            layer = self.of_layer(index)
+            if layer.kv_source is None and self.has_mixer(index) and not self.has_state(index):
                 groups.setdefault(KVHeads(layer.num_key_value_heads, layer.head_dim), []).append(index)
         return groups

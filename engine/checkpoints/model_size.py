@@ -72,23 +72,37 @@ def _ends(model: ModelConfig) -> Iterator[Projection]:
 def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     """What the layer of this index multiplies by."""
     prefix, hidden = f"{model.names.layers}.{model.stage.first_layer + index}", model.hidden_size
-    states = model.state_layers
+    if model.has_mixer(index):
+        yield from _mixer(model, index, prefix)
+    if model.has_mlp(index):
+        yield from _feed_forward(model, index, prefix)
+    if model.layer_inputs is not None:
+        yield Projection(f"{prefix}.per_layer_input_gate", model.layer_inputs.size, hidden)
+        yield Projection(f"{prefix}.per_layer_projection", hidden, model.layer_inputs.size)
+
+
+def _mixer(model: ModelConfig, index: int, prefix: str) -> Iterator[Projection]:
+    """prefix: of the layer."""
+    states, attention = model.state_layers, f"{prefix}.{model.names.attention}"
     if states is not None and states.layers[index]:
-        yield from states.projections(f"{prefix}.{states.module}", hidden)
+        yield from states.projections(f"{prefix}.{states.module}", model.hidden_size)
     elif model.latent_attention is not None:
-        yield from _latent_attention(model, model.latent_attention, f"{prefix}.self_attn")
+        yield from _latent_attention(model, model.latent_attention, attention)
     else:
-        yield from _attention(model.of_layer(index), f"{prefix}.self_attn")
+        yield from _attention(model.of_layer(index), attention)
+
+
+def _feed_forward(model: ModelConfig, index: int, prefix: str) -> Iterator[Projection]:
+    """prefix: of the layer."""
+    hidden = model.hidden_size
     moe = model.moe if model.moe is not None and model.moe.sparse_layers[index] else None
     if moe is not None:
-        yield from _mixture(moe, f"{prefix}.{name}" if (name := moe.names.mixture) else prefix, hidden)
+        parts = f"{prefix}.{name}" if (name := moe.names.mixture) else prefix
+        yield from _mixture(moe, parts, hidden, is_gated=model.is_gated)
     if moe is None or moe.has_mlp_beside:
         names, inner = model.names.mlp, model.of_layer(index).intermediate_size
         parts = f"{prefix}.{names.module}"
         yield from _mlp(names, parts, hidden, inner, has_bias=model.mlp_bias, is_gated=model.is_gated)
-    if model.layer_inputs is not None:
-        yield Projection(f"{prefix}.per_layer_input_gate", model.layer_inputs.size, hidden)
-        yield Projection(f"{prefix}.per_layer_projection", hidden, model.layer_inputs.size)
 
 
 def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
@@ -142,7 +156,7 @@ def _mlp(
     yield Projection(f"{prefix}.{names.down}", hidden, inner, has_bias, copies)
 
 
-def _mixture(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
+def _mixture(moe: MoeConfig, prefix: str, hidden: int, *, is_gated: bool) -> Iterator[Projection]:
     names, inner, is_gpt_oss = moe.names, moe.intermediate_size, moe.naming == "gpt-oss"
     # What corrects the router's scores, or multiplies its shares, is as large as a bias.
     has_numbers, is_wide = moe.has_correction or is_gpt_oss or moe.naming == "gemma4", moe.has_wide_router
@@ -153,9 +167,15 @@ def _mixture(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
         stacked = MlpNames((gate_up,), down)
         yield from _mlp(stacked, prefix, hidden, inner, has_bias=True, copies=moe.num_experts)
     else:
-        yield from _mlp(names.expert, f"{prefix}.experts.0", hidden, inner, copies=moe.num_experts)
+        experts, outer = f"{prefix}.experts.0", moe.latent_size or hidden
+        yield from _mlp(names.expert, experts, outer, inner, is_gated=is_gated, copies=moe.num_experts)
+    if moe.latent_size is not None:
+        into, out = names.latents
+        yield Projection(f"{prefix}.{into}", moe.latent_size, hidden)
+        yield Projection(f"{prefix}.{out}", hidden, moe.latent_size)
     if moe.shared_expert_intermediate_size is not None:
-        yield from _mlp(names.expert, f"{prefix}.{names.shared}", hidden, moe.shared_expert_intermediate_size)
+        shared, size = f"{prefix}.{names.shared}", moe.shared_expert_intermediate_size
+        yield from _mlp(names.expert, shared, hidden, size, is_gated=is_gated)
         if moe.has_shared_gate:
             yield Projection(f"{prefix}.{names.shared}_gate", 1, hidden, is_quantizable=False)
 

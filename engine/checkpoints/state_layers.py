@@ -25,11 +25,12 @@ class RecurrentSizes(NamedTuple):
 class StateLayersConfig(ABC):
     """What all kinds have: some inputs of a layer are convolved over the latest `conv_width` tokens.
 
-    `layers`: one entry a layer, false where it attends.
+    `layers`: one entry a layer, false where it has none of them. `module`: what a checkpoint calls it, below its layer.
     """
 
     conv_width: int
     layers: tuple[bool, ...]
+    module: str
 
     @property
     @abstractmethod
@@ -56,11 +57,6 @@ class StateLayersConfig(ABC):
 
     @property
     @abstractmethod
-    def module(self) -> str:
-        """What a checkpoint calls it, below its layer."""
-
-    @property
-    @abstractmethod
     def parts(self) -> dict[str, tuple[int, ...]]:
         """Of each tensor that several GPUs share, by its module's name, the sizes of what lies side by side in it.
 
@@ -84,8 +80,6 @@ class StateLayersConfig(ABC):
         for name, size in self.sizes.items():
             if size < 1:
                 raise ModelError(f"{name} must be at least 1, not {size}")
-        if all(self.layers):
-            raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +94,7 @@ class GatedDeltaNetConfig(StateLayersConfig):
     key_dim: int
     value_dim: int
     is_grouped: bool = False
+    module: str = "linear_attn"
 
     @property
     def key_size(self) -> int:
@@ -131,10 +126,6 @@ class GatedDeltaNetConfig(StateLayersConfig):
     def divided_size(self) -> tuple[str, int]:
         # Of its other heads there are so many for each of these.
         return "linear_num_key_heads", self.num_key_heads
-
-    @property
-    def module(self) -> str:
-        return "linear_attn"
 
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
@@ -175,3 +166,81 @@ class GatedDeltaNetConfig(StateLayersConfig):
             )
         if self.conv_width < 2:
             raise ModelError(f"linear_conv_kernel_dim must be at least 2, not {self.conv_width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(StateLayersConfig):
+    """Mamba-2: see `headrace.kernels.mamba2`, whose sizes these are.
+
+    `dt_limits`: between which a step of time is. `number_names`: what `config.json` calls the first four of `sizes`.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    has_conv_bias: bool
+    has_bias: bool
+    dt_limits: tuple[float, float]
+    number_names: tuple[str, str, str, str]
+    module: str = "mamba"
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """What is written, under what, and by what it is read."""
+        return self.inner_size + 2 * self.num_groups * self.state_dim
+
+    @property
+    def input_sizes(self) -> list[int]:
+        """What lies side by side in what is made of a layer's input: gates, what is mixed, and steps of time."""
+        return [self.inner_size, self.mixed_size, self.num_heads]
+
+    @property
+    def recurrent(self) -> RecurrentSizes:
+        return RecurrentSizes(self.num_heads, self.state_dim, self.head_dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        numbers = (self.num_heads, self.head_dim, self.num_groups, self.state_dim)
+        return dict(zip(self.number_names, numbers, strict=True))
+
+    @property
+    def divided_size(self) -> tuple[str, int]:
+        return self.number_names[2], self.num_groups
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        heads, grouped = (self.num_heads,), self.num_groups * self.state_dim
+        mixed = (self.inner_size, grouped, grouped)
+        return {
+            "in_proj": (self.inner_size, *mixed, self.num_heads),
+            "conv1d": mixed,
+            "norm": (self.inner_size,),
+            # Numbers that belong to no part of it.
+            self.module: heads,
+            "out_proj": (self.inner_size,),
+        }
+
+    def projections(self, prefix: str, hidden_size: int) -> Iterator[Projection]:
+        yield Projection(f"{prefix}.in_proj", sum(self.input_sizes), hidden_size, self.has_bias)
+        yield Projection(f"{prefix}.out_proj", hidden_size, self.inner_size, self.has_bias)
+
+    @property
+    def num_other_weights(self) -> tuple[int, int]:
+        convolving = self.mixed_size * (self.conv_width + self.has_conv_bias)
+        return convolving + self.inner_size, 3 * self.num_heads
+
+    def share(self, size: int) -> Self:
+        return replace(self, num_groups=self.num_groups // size, num_heads=self.num_heads // size)
+
+    def check(self) -> None:
+        super().check()
+        if self.num_heads % self.num_groups:
+            heads, _, groups, _ = self.number_names
+            raise ModelError(f"{heads} {self.num_heads} is no multiple of {groups} {self.num_groups}")
+        if self.conv_width < 2:
+            raise ModelError(f"the convolution's width must be at least 2, not {self.conv_width}")

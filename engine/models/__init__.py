@@ -21,6 +21,7 @@ from .gemma4 import Gemma4Layer
 from .gpt_oss import GptOssLayer
 from .layer import DecoderLayer
 from .llama import LlamaLayer, ParallelLayer
+from .nemotron_h import NemotronHLayer
 from .olmo import OlmoLayer
 
 # Tensors there have a shape and no memory.
@@ -29,6 +30,7 @@ _LAYERS: dict[str, type[DecoderLayer]] = {
     "llama": LlamaLayer,
     "gemma": GemmaLayer,
     "gemma4": Gemma4Layer,
+    "nemotron_h": NemotronHLayer,
     "falcon": FalconLayer,
     "olmo": OlmoLayer,
     "parallel": ParallelLayer,

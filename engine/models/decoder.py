@@ -74,7 +74,10 @@ class Decoder:
         ]
         self._kv_places = config.kv_places
         # From there on nothing is kept of tokens.
-        self._last_keeping = max(index for index, layer in enumerate(of_layers) if layer.kv_source is None)
+        keeping = (
+            index for index, layer in enumerate(of_layers) if layer.kv_source is None and config.has_mixer(index)
+        )
+        self._last_keeping = max(keeping)
         inputs = config.layer_inputs
         self._layer_inputs = None if inputs is None else LayerInputs(blank, inputs)
         self._head = Head(blank, self._embedding if is_tied else None) if self.stage.is_last else None
@@ -225,8 +228,12 @@ class Decoder:
         # Where there is one row, it is both.
         of_groups = [list(zip(cache[0].unbind(), cache[-1].unbind(), strict=True)) for cache in kv_caches]
         of_others = iter(()) if states is None else zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
-        for place in self._kv_places:
-            yield next(of_others) if place is None else of_groups[place[0]][place[1]]
+        nothing = (torch.empty(0), torch.empty(0))
+        for index, place in enumerate(self._kv_places):
+            if place is not None:
+                yield of_groups[place[0]][place[1]]
+            else:
+                yield next(of_others) if self.config.has_state(index) else nothing
 
     def _opening(self, token_ids: Tensor) -> Tensor:
         if self.stage.is_first:

@@ -1,7 +1,7 @@
 """The layer of the Llama family: a norm before attention, a norm before the MLP.
 
 Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them; what differs is a field of
-`ModelConfig`. Of Qwen3-Next and Qwen3.5 most layers have a Gated DeltaNet for attention, DeepSeek's attend to latents.
+`ModelConfig`. Of Qwen3-Next and Granite 4 most layers have a state for attention, DeepSeek's attend to latents.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,12 @@ class LlamaLayer(DecoderLayer):
             self._attention_name = states.module
             self.attention = new_state_mixer(blank.within(states.module), states)
         elif config.latent_attention is not None:
-            self._attention_name = "self_attn"
-            self.attention = LatentAttention(blank.within("self_attn"), config.latent_attention, rope)
+            self._attention_name = config.names.attention
+            self.attention = LatentAttention(blank.within(self._attention_name), config.latent_attention, rope)
         else:
-            self._attention_name = "self_attn"
-            self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
+            self._attention_name = config.names.attention
+            within = blank.within(self._attention_name)
+            self.attention = self._new_attention(within, rope, config.sliding_windows[index])
         self.mlp = self._new_mlp(blank, index)
 
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
@@ -68,7 +69,7 @@ class LlamaLayer(DecoderLayer):
         for name, norm in others:
             yield from norm.weight_slots(f"{prefix}.{name}")
         mlp = self._mlp_name if self.mixture is None else self.mixture.name
-        yield from self.mlp.weight_slots(f"{prefix}.{mlp}")
+        yield from self.mlp.weight_slots(f"{prefix}.{mlp}" if mlp else prefix)
 
 
 class ParallelLayer(LlamaLayer):

@@ -47,15 +47,22 @@ class GatedMlp:
 
 
 class PlainMlp:
-    """down(activation(up(x))); nothing is gated. Where ranks share it, it gives their sum."""
+    """down(activation(up(x))); nothing is gated. Where ranks share it, it gives what `GatedMlp` does."""
 
-    def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False) -> None:
-        self._ranks = blank.ranks
+    def __init__(
+        self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False, is_expert: bool = False
+    ) -> None:
+        self._ranks = ALONE if is_expert else blank.ranks
         hidden_size = blank.config.hidden_size
         self._names = names
         self._activation = blank.config.activation
         self.up = blank.linear(names.gate_up, [inner_size], hidden_size, bias)
         self.down = blank.linear([names.down], [hidden_size], inner_size, bias)
+
+    @property
+    def gate_up(self) -> Linear:
+        """As experts with gates have it."""
+        return self.up
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""

@@ -3,16 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.linear import GATES, Gate, Linear
+from ...kernels.linear import GATES, Linear
 from ...kernels.moe import (
-    ClampedGate,
+    ExpertGate,
     ExpertGroups,
+    SquaredRelu,
     StackedExperts,
     choose_experts,
     mix_experts,
@@ -24,7 +25,7 @@ from ..checkpoints.model_shape import MoeNames
 from ..checkpoints.weight_files import holds_tensor
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, linear_slots
-from .mlp import ACTIVATIONS, GatedMlp
+from .mlp import ACTIVATIONS, GatedMlp, PlainMlp
 from .stacked import StackedMatrices
 
 
@@ -50,7 +51,7 @@ class Mixture(ABC):
 
     name = "mlp"
 
-    def __init__(self, router: Linear, experts: Sequence[Expert], gate: Gate | ClampedGate) -> None:
+    def __init__(self, router: Linear, experts: Sequence[Expert], gate: ExpertGate) -> None:
         self.router = router
         self.experts = experts
         self._gate = gate
@@ -92,20 +93,21 @@ class ExpertsMlp(Mixture):
         self.name = moe.names.mixture
         blank = blank.within(self.name) if self.name else blank
         self._matrices = StackedMatrices.of(blank, moe) if _are_stacked(blank, moe) else None
-        self._listed = [] if self._matrices else list(_listed_experts(blank, moe))
+        self._listed = [] if self._matrices else list(_listed_experts(_of_experts(blank, moe), moe))
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8, and sigmoids, which lie closer to each
         # other than logits, in float32, as their families have it.
         self._router_dtype = torch.float32 if moe.has_wide_router else blank.dtype
-        router, activate = replace(blank, dtype=self._router_dtype), ACTIVATIONS[blank.config.activation]
+        router = replace(blank, dtype=self._router_dtype)
         super().__init__(
             router.linear([moe.names.router], [moe.num_experts], hidden_size, quantizable=False),
-            self._matrices.experts(activate) if self._matrices else self._listed,
-            GATES[activate],
+            self._matrices.experts(ACTIVATIONS[blank.config.activation]) if self._matrices else self._listed,
+            GATES[ACTIVATIONS[blank.config.activation]] if blank.config.is_gated else SquaredRelu(),
         )
         self._correction = (
             torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
         )
+        self._latents = None if moe.latent_size is None else Latents.of(blank, moe.names, moe.latent_size)
         shared_size = moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, moe.names, shared_size, moe.has_shared_gate) if shared_size else None
 
@@ -119,11 +121,16 @@ class ExpertsMlp(Mixture):
             self._moe.are_sigmoids,
             ExpertGroups(self._moe.num_groups, self._moe.num_chosen_groups),
         )
-        mixed = self.mix(x, ids, shares)
+        mixed = self.mix(x, ids, shares) if self._latents is None else self._of_latents(x, self._latents, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
+
+    def _of_latents(self, x: Tensor, latents: "Latents", ids: Tensor, shares: Tensor) -> Tensor:
+        return latents.tokens(self.mix(latents.of_tokens(x), ids, shares))
 
     def projections(self) -> Iterator[Linear]:
         yield from super().projections()
+        if self._latents is not None:
+            yield from self._latents
         if self.shared is not None:
             yield from self.shared.projections()
 
@@ -136,13 +143,16 @@ class ExpertsMlp(Mixture):
             yield from self._matrices.weight_slots(prefix)
         for index, expert in enumerate(self._listed):
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
+        if self._latents is not None:
+            for name, linear in zip(names.latents, self._latents, strict=True):
+                yield from linear_slots(linear, [f"{prefix}.{name}"])
         if self.shared is not None:
             yield from self.shared.weight_slots(f"{prefix}.{names.shared}")
 
 
 def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
     """Whoever quantises experts writes each for itself, and so does transformers where it saves some families."""
-    if moe.naming == "granite":
+    if moe.naming in ("granite", "granite4"):
         return True
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
@@ -153,16 +163,42 @@ def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
     return not holds_tensor(blank.config.path, f"{first}.weight")
 
 
-def _listed_experts(blank: BlankWeights, moe: MoeConfig) -> Iterator[GatedMlp]:
+def _listed_experts(blank: BlankWeights, moe: MoeConfig) -> Iterator[GatedMlp | PlainMlp]:
     for index in range(moe.num_experts):
-        yield GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, moe.names.expert, is_expert=True)
+        yield _new_expert(blank.within(f"experts.{index}"), moe.intermediate_size, moe.names)
+
+
+def _of_experts(blank: BlankWeights, moe: MoeConfig) -> BlankWeights:
+    """To them what they are given is a token."""
+    if moe.latent_size is None:
+        return blank
+    return replace(blank, config=replace(blank.config, hidden_size=moe.latent_size))
+
+
+def _new_expert(blank: BlankWeights, inner_size: int, names: MoeNames) -> GatedMlp | PlainMlp:
+    """blank: of the expert."""
+    kind = GatedMlp if blank.config.is_gated else PlainMlp
+    return kind(blank, inner_size, names.expert, is_expert=True)
+
+
+class Latents(NamedTuple):
+    """What makes of a token what its experts are given, and of what they give the token's."""
+
+    of_tokens: Linear
+    tokens: Linear
+
+    @classmethod
+    def of(cls, blank: BlankWeights, names: MoeNames, size: int) -> Self:
+        """blank: of the mixture."""
+        hidden, (into, out) = blank.config.hidden_size, names.latents
+        return cls(blank.linear([into], [size], hidden), blank.linear([out], [hidden], size))
 
 
 class SharedExpert:
     """An expert that every token has, weighed by a gate of its own where it has one."""
 
     def __init__(self, blank: BlankWeights, names: MoeNames, inner_size: int, has_gate: bool) -> None:
-        self.mlp = GatedMlp(blank.within(names.shared), inner_size, names.expert, is_expert=True)
+        self.mlp = _new_expert(blank.within(names.shared), inner_size, names)
         hidden_size = blank.config.hidden_size
         self.gate = blank.linear([f"{names.shared}_gate"], [1], hidden_size, quantizable=False) if has_gate else None
 

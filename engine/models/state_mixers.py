@@ -1,8 +1,9 @@
 """Which mixer a layer with a state has."""
 
-from ..checkpoints.state_layers import GatedDeltaNetConfig, StateLayersConfig
+from ..checkpoints.state_layers import GatedDeltaNetConfig, Mamba2Config, StateLayersConfig
 from .blocks import BlankWeights
 from .gated_delta_net import GatedDeltaNet
+from .mamba2 import Mamba2
 from .state_mixer import StateMixer
 
 
@@ -10,4 +11,6 @@ def new_state_mixer(blank: BlankWeights, states: StateLayersConfig) -> StateMixe
     """blank: of the mixer."""
     if isinstance(states, GatedDeltaNetConfig):
         return GatedDeltaNet(blank, states)
+    if isinstance(states, Mamba2Config):
+        return Mamba2(blank, states)
     raise TypeError(f"{type(states).__name__} has no mixer")

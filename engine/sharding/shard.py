@@ -15,7 +15,7 @@ _KEYS = ("k_proj", "v_proj")
 _FUSED = ("gate_up_proj", "input_linear")
 _INNER = ("gate_proj", "up_proj", "w1", "w3", "c_fc", *_FUSED)
 _FROM_INNER = ("down_proj", "w2", "c_proj", "output_linear")
-_VOCABULARY = ("embed_tokens", "lm_head")
+_VOCABULARY = ("embed_tokens", "embeddings", "lm_head")
 _SHARED = (".shared_expert.", ".shared_experts.", ".shared_mlp.")
 # What a quantised checkpoint says of a matrix that is not split, and nothing new: which group an input is in, in order.
 _OF_THE_WHOLE = (".weight_shape", ".g_idx", ".weight_g_idx")

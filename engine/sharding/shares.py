@@ -8,7 +8,7 @@ from ..checkpoints.quantization_config import Int4Scheme
 from ..errors import ConfigError
 
 # The decoder layers whose weights' names `Shard` knows.
-_LAYERS = ("llama", "gemma", "gemma4", "olmo", "parallel")
+_LAYERS = ("llama", "gemma", "gemma4", "olmo", "parallel", "nemotron_h")
 
 # From one place to before another.
 Range = tuple[int, int]

@@ -27,6 +27,7 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         num_hidden_layers=end - start,
         ropes=model.ropes[start:end],
         sliding_windows=model.sliding_windows[start:end],
+        feed_forward_layers=model.feed_forward_layers[start:end],
         state_layers=None if states is None else states.of_layers(start, end),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
         layers=model.layers[start:end],
@@ -81,9 +82,9 @@ def _require_both_kinds(model: ModelConfig, num_stages: int) -> None:
     """
     if model.state_layers is None:
         return
-    kinds = model.state_layers.layers
-    ranges = (stage_layers(len(kinds), stage, num_stages) for stage in range(num_stages))
-    if any(len(set(kinds[start:end])) == 1 for start, end in ranges):
+    mixers = [index for index in range(model.num_hidden_layers) if model.has_mixer(index)]
+    ranges = (stage_layers(model.num_hidden_layers, stage, num_stages) for stage in range(num_stages))
+    if any(len({model.has_state(index) for index in mixers if start <= index < end}) < 2 for start, end in ranges):
         raise ConfigError(
             f"pipeline_parallel_size={num_stages} leaves a stage of {model.path} without layers of both kinds, those "
             "with states and those that attend: take a smaller one"

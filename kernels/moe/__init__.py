@@ -8,7 +8,7 @@ from torch import Tensor
 from ..device import runs_triton
 from .expert_groups import ONE_GROUP, ExpertGroups
 from .reference import choose_experts_reference, mix_experts_reference
-from .stacked_experts import ClampedGate, StackedExperts, stack_experts
+from .stacked_experts import ClampedGate, ExpertGate, SquaredRelu, StackedExperts, stack_experts
 
 Expert = Callable[[Tensor], Tensor]
 
@@ -69,7 +69,9 @@ def mix_stacked_experts(x: Tensor, experts: StackedExperts, ids: Tensor, shares:
 __all__ = [
     "ClampedGate",
     "Expert",
+    "ExpertGate",
     "ExpertGroups",
+    "SquaredRelu",
     "StackedExperts",
     "choose_experts",
     "choose_experts_reference",

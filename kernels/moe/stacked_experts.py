@@ -100,17 +100,25 @@ class ClampedGate:
 
 
 @dataclass(frozen=True)
+class SquaredRelu:
+    """relu(up)², of experts that have no gates (Nemotron 3)."""
+
+
+ExpertGate = Gate | ClampedGate | SquaredRelu
+
+
+@dataclass(frozen=True)
 class StackedExperts:
     """Each expert is down(gate(x @ gatesᵀ) * (x @ upᵀ)), biases added to both products where there are any.
 
-    gate_up: of 2 * inner outputs, an expert's gates before what they are multiplied with; down: of `inner` inputs, and
-    as many outputs as gate_up has inputs. Both are of one kind. biases: of both, [num_experts, outputs]; of bytes there
-    are none.
+    gate_up: of 2 * inner outputs, an expert's gates before what they are multiplied with, or of `inner` where there are
+    no gates; down: of `inner` inputs, and as many outputs as gate_up has inputs. Both are of one kind. biases: of both,
+    [num_experts, outputs]; of bytes there are none.
     """
 
     gate_up: Matrices
     down: Matrices
-    gate: Gate | ClampedGate
+    gate: ExpertGate
     biases: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -129,7 +137,7 @@ class _Kind(NamedTuple):
     group_size: int | None
 
 
-def stack_experts(gate_up: Sequence[Linear], down: Sequence[Linear], gate: Gate | ClampedGate) -> StackedExperts | None:
+def stack_experts(gate_up: Sequence[Linear], down: Sequence[Linear], gate: ExpertGate) -> StackedExperts | None:
     """Take the experts' weights, once they are packed: these layers give nothing any more.
 
     None, and nothing taken, where they are not all of one kind that a kernel takes.

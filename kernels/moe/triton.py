@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..activation import relu_squared
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
 from ..launch_sizes import cdiv, next_power_of_2
@@ -19,10 +20,12 @@ from .expert_groups import ONE_GROUP, ExpertGroups
 from .stacked_experts import (
     ByteMatrices,
     ClampedGate,
+    ExpertGate,
     Fp4Matrices,
     Int4Matrices,
     Matrices,
     PlainMatrices,
+    SquaredRelu,
     StackedExperts,
 )
 from .triton_kernels import (
@@ -281,7 +284,9 @@ def _of_product(experts: StackedExperts, is_first: bool) -> tuple[Matrices, Tens
     return (experts.gate_up, gate_up_bias) if is_first else (experts.down, down_bias)
 
 
-def _gated(gate_up: Tensor, gate: Gate | ClampedGate) -> Tensor:
+def _gated(gate_up: Tensor, gate: ExpertGate) -> Tensor:
+    if isinstance(gate, SquaredRelu):
+        return relu_squared(gate_up)
     if isinstance(gate, ClampedGate):
         return clamped_swiglu_triton(gate_up, gate.limit, gate.alpha)
     return silu_and_mul_triton(gate_up) if gate is Gate.SILU else gelu_tanh_and_mul_triton(gate_up)
@@ -296,8 +301,10 @@ def _rows_of_bytes(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
     dtype = experts.gate_up.values.dtype
     values, scales = quantize_rows_triton(x, dtype, experts.gate_up.group_size)
     gate_up = _multiply_bytes(values, scales, experts.gate_up, routed, tile, x, is_first=True)
-    assert isinstance(experts.gate, Gate)
-    values, scales = quantize_gated_triton(gate_up, dtype, experts.down.group_size, experts.gate)
+    if isinstance(experts.gate, Gate):
+        values, scales = quantize_gated_triton(gate_up, dtype, experts.down.group_size, experts.gate)
+    else:
+        values, scales = quantize_rows_triton(_gated(gate_up, experts.gate), dtype, experts.down.group_size)
     return _multiply_bytes(values, scales, experts.down, routed, tile, x, is_first=False)
 
 
@@ -367,7 +374,8 @@ def _check(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> N
     check_launch("x", x, experts_kernel)
     check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
     num_tokens, size = x.shape
-    _check_matrices("experts.gate_up", experts.gate_up, (experts.num_experts, 2 * experts.inner_size, size), x)
+    first = experts.inner_size if isinstance(experts.gate, SquaredRelu) else 2 * experts.inner_size
+    _check_matrices("experts.gate_up", experts.gate_up, (experts.num_experts, first, size), x)
     _check_matrices("experts.down", experts.down, (experts.num_experts, size, experts.inner_size), x)
     if type(experts.gate_up) is not type(experts.down):
         raise ValueError("experts.gate_up and experts.down must be of one kind")

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from headrace.kernels.activation import clamped_swiglu, gelu_tanh_and_mul, relu_squared, silu_and_mul
 from headrace.kernels.linear import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.linear.quantized_reference import (
@@ -30,7 +30,7 @@ from headrace.kernels.moe import (
     mix_stacked_experts,
 )
 from headrace.kernels.moe import triton as moe
-from headrace.kernels.moe.stacked_experts import ClampedGate, PlainMatrices, _stack
+from headrace.kernels.moe.stacked_experts import ClampedGate, ExpertGate, PlainMatrices, SquaredRelu, _stack
 from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, expert_tile
 
 from .tolerances import assert_close
@@ -45,19 +45,28 @@ ROUTINGS = {
     "whole tiles": [[0], [1]] * 16,
     "nobody": torch.empty(0, 2, dtype=torch.int64).tolist(),
 }
-ACTIVATIONS = {Gate.SILU: silu_and_mul, Gate.GELU_TANH: gelu_tanh_and_mul}
+ACTIVATIONS: dict[ExpertGate, Callable[[Tensor], Tensor]] = {
+    Gate.SILU: silu_and_mul,
+    Gate.GELU_TANH: gelu_tanh_and_mul,
+    SquaredRelu(): relu_squared,
+}
 
 
-def stacked(size: int, inner: int, dtype: torch.dtype, device: torch.device, gate: Gate = Gate.SILU) -> StackedExperts:
-    gate_up = torch.randn(NUM_EXPERTS, 2 * inner, size, device=device) * size**-0.5
+def num_first(inner: int, gate: ExpertGate) -> int:
+    """Outputs of an expert's first product."""
+    return inner if isinstance(gate, SquaredRelu) else 2 * inner
+
+
+def stacked(
+    size: int, inner: int, dtype: torch.dtype, device: torch.device, gate: ExpertGate = Gate.SILU
+) -> StackedExperts:
+    gate_up = torch.randn(NUM_EXPERTS, num_first(inner, gate), size, device=device) * size**-0.5
     down = torch.randn(NUM_EXPERTS, size, inner, device=device) * inner**-0.5
     return StackedExperts(PlainMatrices(gate_up.to(dtype)), PlainMatrices(down.to(dtype)), gate)
 
 
 def apart(experts: StackedExperts) -> list[Callable[[Tensor], Tensor]]:
     """The same experts one by one, computed in float64."""
-
-    assert isinstance(experts.gate, Gate)
     activate = ACTIVATIONS[experts.gate]
 
     def expert(gate_up: Tensor, down: Tensor, x: Tensor) -> Tensor:
@@ -118,9 +127,10 @@ def test_biases_and_gates_that_are_cut_off(kind, triton_dtype, device):
     assert_close(mixed, mix_experts_reference(x, each, ids, shares))
 
 
-def test_the_other_gate(device):
+@pytest.mark.parametrize("gate", [Gate.GELU_TANH, SquaredRelu()], ids=str)
+def test_the_other_gates(gate, device):
     ids = torch.tensor([[0, 2], [2, 3]], device=device)
-    assert_mixed(torch.randn(2, 40, device=device), stacked(40, 24, torch.float32, device, Gate.GELU_TANH), ids)
+    assert_mixed(torch.randn(2, 40, device=device), stacked(40, 24, torch.float32, device, gate), ids)
 
 
 # How an expert's matrix is quantised, of outputs and inputs.
@@ -179,12 +189,12 @@ def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
     return scaled_linear_triton(*quantize_rows_triton(x, weight.values.dtype, weight.group_size), weight, None, x.dtype)
 
 
-# The other gate once each way that it comes in: by itself, and with the rows in bytes.
+# The other gates once each way that they come in: by themselves, and with the rows in bytes.
 @pytest.mark.parametrize(
     ("kind", "gate", "num_tokens"),
     [
         *((kind, Gate.SILU, num_tokens) for kind in KINDS for num_tokens in (3, 80)),
-        *((kind, Gate.GELU_TANH, 3) for kind in ("int8", "int4")),
+        *((kind, gate, 3) for kind in ("int8", "int4") for gate in (Gate.GELU_TANH, SquaredRelu())),
     ],
 )
 @pytest.mark.usefixtures("_nan_filled_outputs")
@@ -193,7 +203,7 @@ def test_quantised_experts_give_what_each_gives_alone(kind, gate, num_tokens, tr
     if num_tokens > 3:
         monkeypatch.setattr(moe, "_int4_tile", lambda *_: ExpertTile(64, 128, 4))
     size, inner = 136, 72
-    shapes = ((2 * inner, size), (size, inner))
+    shapes = ((num_first(inner, gate), size), (size, inner))
     gate_up, down = ([moved(KINDS[kind](*shape), device) for _ in range(NUM_EXPERTS)] for shape in shapes)
     experts = StackedExperts(_stack(gate_up), _stack(down), gate)
     assert getattr(experts.gate_up, "has_blocks", False) == kind.endswith("blocks")

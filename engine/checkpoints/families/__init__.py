@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
-from . import deepseek, gemma4, glm, gpt_oss, layer_norm, llama, mixtures, others, qwen_next, qwen_vl
+from . import deepseek, gemma4, glm, gpt_oss, layer_norm, llama, mamba, mixtures, others, qwen_next, qwen_vl
 
 READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama.read_llama,
@@ -46,7 +46,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Mistral3ForConditionalGeneration": others.read_text_only,
     "GraniteForCausalLM": llama.read_granite,
     "GraniteMoeForCausalLM": mixtures.read_granite_moe,
-    "GraniteMoeHybridForCausalLM": llama.read_granite4,
+    "GraniteMoeHybridForCausalLM": mamba.read_granite4,
     "SmolLM3ForCausalLM": llama.read_smollm3,
     "ArceeForCausalLM": llama.read_arcee,
     "OlmoeForCausalLM": mixtures.read_olmoe,
@@ -63,6 +63,8 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "StableLmForCausalLM": layer_norm.read_stablelm,
     "Starcoder2ForCausalLM": layer_norm.read_starcoder2,
     "NemotronForCausalLM": layer_norm.read_nemotron,
+    "NemotronHForCausalLM": mamba.read_nemotron_h,
+    "BambaForCausalLM": mamba.read_bamba,
     "FalconForCausalLM": others.read_falcon,
     "GptOssForCausalLM": gpt_oss.read_gpt_oss,
 }

@@ -65,22 +65,6 @@ def read_granite(folder: Path, raw: Raw) -> ModelShape:
     )
 
 
-def read_granite4(folder: Path, raw: Raw) -> ModelShape:
-    """Granite 4 without Mamba and experts (micro, 1b, 350m): a Granite 3 that calls its MLP what others share."""
-    kinds = {str(kind) for kind in raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]}
-    if others := kinds - {"attention", "full_attention"}:
-        raise ModelError(f"layer_types has {', '.join(sorted(others))}: layers are supported that attend alone")
-    if number := int(raw.get("num_local_experts", 8)):
-        raise ModelError(f"num_local_experts is {number}: Granite 4 is supported without experts")
-    inner = raw.get("shared_intermediate_size", 1024)
-    granite = read_granite(folder, {**raw, "intermediate_size": inner, "mlp_bias": False})
-    ropes = granite.ropes
-    if raw.get("position_embedding_type") != "rope":
-        ropes = tuple(RopeConfig(rope.theta, "none") for rope in ropes)
-    names = DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp"))
-    return replace(granite, ropes=ropes, names=names)
-
-
 def read_smollm3(folder: Path, raw: Raw) -> ModelShape:
     """A Llama with layers that know no positions."""
     plain = read_llama(folder, {"rope_theta": 2e6, "tie_word_embeddings": True, **raw})

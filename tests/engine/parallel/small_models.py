@@ -103,7 +103,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "num_local_experts": 0,
         "shared_intermediate_size": 64,
-        "layer_types": ["attention"],
+        "layer_types": ["attention"] * 3,
+        "num_hidden_layers": 3,
     },
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],
@@ -166,11 +167,35 @@ _STATES = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
-# Of two layers each in two stages. Inputs of a key head that lie together, or apart; experts that lie stacked.
+# Of two layers of each kind in two stages. Inputs of a key head that lie together, or apart; experts that lie stacked.
 WITH_STATES: dict[str, dict[str, Any]] = {
     "qwen3-next": {"architectures": ["Qwen3NextForCausalLM"], **_STATES, **_EXPERTS, "mlp_only_layers": [1]},
     "qwen3.5": {"architectures": ["Qwen3_5ForCausalLM"], **_STATES},
     "qwen3.5-moe": {"architectures": ["Qwen3_5MoeForCausalLM"], **_STATES, **_EXPERTS},
+    "granite4-h": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_hidden_layers": 4,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 4,
+        "mamba_d_state": 24,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 72,
+        "attention_multiplier": 0.4,
+    },
+    "nemotron-h": {
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": "M*EM*-",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 20,
+        "n_groups": 4,
+        "ssm_state_size": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36,
+        "moe_shared_expert_intermediate_size": 48,
+    },
 }
 QUANTIZED: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},

@@ -52,13 +52,24 @@ def test_of_quantised_checkpoints_with_latents(quantization, tmp_path):
     torch.testing.assert_close(shared_logits(config, 2, FROM_FILE), expected)
 
 
-@pytest.mark.parametrize("quantization", ["gptq", "fp8-blocks"])
-@pytest.mark.parametrize("name", WITH_STATES)
-def test_of_quantised_checkpoints_with_states(name, quantization, tmp_path):
-    fields = {"hidden_size": 128, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
-    if name != "qwen3.5":
-        fields["shared_expert_intermediate_size"] = 64
-    folder = write_model(tmp_path, name, quantization_config=QUANTIZED[quantization], **fields)
+# Of sizes that are cut between groups. (Of Mamba each rank's steps of time are fewer than a block of FP8.)
+_QWEN_SIZES = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64}
+_NEMOTRON_SIZES = {"mamba_num_heads": 16, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "sizes"),
+    [
+        *(
+            (name, quantization, _QWEN_SIZES)
+            for name in ("qwen3-next", "qwen3.5", "qwen3.5-moe")
+            for quantization in ("gptq", "fp8-blocks")
+        ),
+        ("nemotron-h", "gptq", _NEMOTRON_SIZES),
+    ],
+)
+def test_of_quantised_checkpoints_with_states(name, quantization, sizes, tmp_path):
+    folder = write_model(tmp_path, name, quantization_config=QUANTIZED[quantization], hidden_size=128, **sizes)
     config = ModelConfig.from_pretrained(folder)
     expected = saved_logits(config)
     assert expected.isfinite().all()

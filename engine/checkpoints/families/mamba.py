@@ -1,0 +1,193 @@
+"""The `config.json` of families with Mamba-2 in some layers, or all the same in none. Free of torch.
+
+Each raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
+from ..rope_config import RopeConfig
+from ..state_layers import Mamba2Config
+from .llama import read_granite, read_llama, read_plain, require_activation
+from .mixtures import experts_in_each_layer
+
+# As IBM's models call them, and as Nemotron does.
+_IBM_NUMBERS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+_NEMOTRON_NUMBERS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")
+# By the names that configs have had for them.
+_KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
+_NEMOTRON_KINDS = {**_KINDS, "mlp": "mlp", "moe": "moe"}
+_NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def read_granite4(folder: Path, raw: Raw) -> ModelShape:
+    """Granite 4: a Granite 3 with Mamba in most of its layers or in none, and with experts or none.
+
+    What MLP each layer has beside its experts it calls shared.
+    """
+    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * int(raw["num_hidden_layers"])
+    inner = int(raw.get("shared_intermediate_size", 1024))
+    granite = read_granite(folder, {**raw, "intermediate_size": inner, "mlp_bias": False})
+    layers = _are(_known(kinds, _KINDS), granite.num_hidden_layers, "mamba")
+    ropes = granite.ropes
+    if raw.get("position_embedding_type") != "rope":
+        ropes = tuple(RopeConfig(rope.theta, "none") for rope in ropes)
+    return replace(
+        granite,
+        ropes=ropes,
+        names=DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp")),
+        state_layers=_read_ibm_mamba(raw, granite, layers) if any(layers) else None,
+        moe=_read_granite4_moe(raw, granite) if int(raw.get("num_local_experts", 8)) else None,
+    )
+
+
+def _read_granite4_moe(raw: Raw, granite: ModelShape) -> MoeConfig:
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
+    moe = experts_in_each_layer(
+        granite, "granite4", int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
+    )
+    return replace(
+        moe,
+        intermediate_size=int(raw.get("intermediate_size", 11008)),
+        shared_expert_intermediate_size=granite.intermediate_size,
+        has_shared_gate=False,
+    )
+
+
+def read_bamba(folder: Path, raw: Raw) -> ModelShape:
+    """Bamba: a Llama of whose heads' numbers half are rotated."""
+    plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
+    attends = set(raw.get("attn_layer_indices") or ())
+    layers = tuple(index not in attends for index in range(plain.num_hidden_layers))
+    share = float((raw.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5))
+    return replace(
+        plain,
+        rotary_dim=int(plain.head_dim * share),
+        names=DecoderNames(
+            final_norm="model.final_layernorm",
+            layer_norms=("input_layernorm", "pre_ff_layernorm"),
+            mlp=MlpNames(module="feed_forward"),
+        ),
+        state_layers=_read_ibm_mamba(raw, plain, layers) if any(layers) else None,
+    )
+
+
+def _read_ibm_mamba(raw: Raw, plain: ModelShape, layers: tuple[bool, ...]) -> Mamba2Config:
+    num_heads = int(raw.get("mamba_n_heads", 128))
+    inner = int(raw.get("mamba_expand", 2)) * plain.hidden_size
+    head_dim = raw.get("mamba_d_head", "auto")
+    head_dim = inner // num_heads if head_dim in ("auto", None) else int(head_dim)
+    if num_heads * head_dim != inner:
+        raise ModelError(f"mamba_n_heads {num_heads} of mamba_d_head {head_dim} are not mamba_expand's {inner} numbers")
+    return Mamba2Config(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=int(raw.get("mamba_n_groups", 1)),
+        state_dim=int(raw.get("mamba_d_state", 256)),
+        conv_width=int(raw.get("mamba_d_conv", 4)),
+        has_conv_bias=bool(raw.get("mamba_conv_bias", True)),
+        has_bias=bool(raw.get("mamba_proj_bias", False)),
+        dt_limits=_dt_limits(raw),
+        number_names=_IBM_NUMBERS,
+        layers=layers,
+    )
+
+
+def read_nemotron_h(folder: Path, raw: Raw) -> ModelShape:
+    """Nemotron-H and Nemotron 3: each layer is Mamba, attention, an MLP or a mixture, and nothing else."""
+    require_activation(raw, "mlp_hidden_act", "relu2")
+    require_activation(raw, "mamba_hidden_act", "silu")
+    listed = raw.get("layers_block_type") or raw.get("layer_types")
+    kinds = (
+        _known(listed, _NEMOTRON_KINDS) if listed else _known(str(raw["hybrid_override_pattern"]), _NEMOTRON_LETTERS)
+    )
+    eps = float(raw.get("layer_norm_epsilon") or raw.get("rms_norm_eps") or 1e-5)
+    plain = read_plain(folder, {"head_dim": 128, **raw, "num_hidden_layers": len(kinds), "rms_norm_eps": eps})
+    attention_bias = bool(raw.get("attention_bias", False))
+    if raw.get("mlp_bias") and "moe" in kinds:
+        raise ModelError("mlp_bias is set: Nemotron's mixtures are supported without")
+    return replace(
+        plain,
+        decoder_layer="nemotron_h",
+        ropes=(RopeConfig(1.0, "none"),) * len(kinds),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        activation="relu2",
+        is_gated=False,
+        names=DecoderNames(
+            embedding="backbone.embeddings",
+            layers="backbone.layers",
+            final_norm="backbone.norm_f",
+            layer_norms=("norm",),
+            attention="mixer",
+            mlp=MlpNames(("up_proj",), module="mixer"),
+        ),
+        state_layers=_read_nemotron_mamba(raw, kinds) if "mamba" in kinds else None,
+        feed_forward_layers=tuple(kind in ("mlp", "moe") for kind in kinds),
+        moe=_read_nemotron_moe(raw, kinds) if "moe" in kinds else None,
+        # They guess tokens ahead.
+        unread_parts=("mtp.",),
+    )
+
+
+def _read_nemotron_mamba(raw: Raw, kinds: list[str]) -> Mamba2Config:
+    return Mamba2Config(
+        num_heads=int(raw.get("mamba_num_heads", 128)),
+        head_dim=int(raw.get("mamba_head_dim", 64)),
+        num_groups=int(raw.get("n_groups", 8)),
+        state_dim=int(raw.get("ssm_state_size", 128)),
+        conv_width=int(raw.get("conv_kernel", 4)),
+        has_conv_bias=bool(raw.get("use_conv_bias", True)),
+        has_bias=bool(raw.get("use_bias", False)),
+        dt_limits=_dt_limits(raw),
+        number_names=_NEMOTRON_NUMBERS,
+        layers=_are(kinds, len(kinds), "mamba"),
+        module="mixer",
+    )
+
+
+def _read_nemotron_moe(raw: Raw, kinds: list[str]) -> MoeConfig:
+    return MoeConfig(
+        num_experts=int(raw.get("n_routed_experts", 8)),
+        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
+        intermediate_size=int(raw.get("moe_intermediate_size", 7688)),
+        norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
+        sparse_layers=_are(kinds, len(kinds), "moe"),
+        naming="nemotron_h",
+        shared_expert_intermediate_size=int(raw.get("moe_shared_expert_intermediate_size", 7688)),
+        has_shared_gate=False,
+        has_correction=True,
+        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+        num_groups=int(raw.get("n_group") or 1),
+        num_chosen_groups=int(raw.get("topk_group") or 1),
+        has_wide_router=True,
+        latent_size=int(raw["moe_latent_size"]) if raw.get("moe_latent_size") else None,
+    )
+
+
+def _dt_limits(raw: Raw) -> tuple[float, float]:
+    # Infinity is no JSON: transformers 5 writes it as an object.
+    least, most = (
+        float(limit["__float__"] if isinstance(limit, dict) else limit)
+        for limit in raw.get("time_step_limit") or (0.0, float("inf"))
+    )
+    return least, most
+
+
+def _known(kinds: Iterable[object], names: dict[str, str]) -> list[str]:
+    found = [str(kind) for kind in kinds]
+    if others := sorted(set(found) - set(names)):
+        raise ModelError(f"layers are of the kinds {', '.join(others)}; supported: {', '.join(names)}")
+    return [names[kind] for kind in found]
+
+
+def _are(kinds: list[str], num_layers: int, kind: str) -> tuple[bool, ...]:
+    if len(kinds) != num_layers:
+        raise ModelError(f"layer_types has {len(kinds)} entries for {num_layers} layers")
+    return tuple(each == kind for each in kinds)
