@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..device import runs_triton
 from ..recurrent_states import StateSlots
 from .chunked import selective_scan_chunked
 from .native import grouped_gated_rms_norm_native, takes_native_norm
@@ -34,6 +35,10 @@ def selective_scan(
     mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
     _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits)
+    if runs_triton(mixed):
+        from .triton import selective_scan_triton
+
+        return selective_scan_triton(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
     return selective_scan_chunked(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
 
 
@@ -47,6 +52,10 @@ def grouped_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, 
     _check_norm(x, gate, weight, num_groups)
     if takes_native_norm(x, gate, weight, num_groups):
         return grouped_gated_rms_norm_native(x, gate, weight, eps, num_groups)
+    if runs_triton(x):
+        from .triton import grouped_gated_rms_norm_triton
+
+        return grouped_gated_rms_norm_triton(x, gate, weight, eps, num_groups)
     return grouped_gated_rms_norm_reference(x, gate, weight, eps, num_groups)
 
 

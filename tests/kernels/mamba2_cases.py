@@ -68,8 +68,8 @@ def hard_scan_case(kind: str, dtype: torch.dtype, device: torch.device) -> ScanC
 def zero_scan_case(device: torch.device) -> ScanCase:
     """Of three tokens in two sequences, one group and two heads of 16."""
     mixed, states = torch.zeros(3, 64, device=device), torch.zeros(3, 2, 16, 16, device=device)
-    dt, per_head = torch.zeros(3, 2, device=device), torch.zeros(3, 2, device=device)
-    return ScanCase(mixed, dt, *per_head, states, StateSlots((1, 2), (0, 0), (1, 2), device))
+    dt, (scale, bias, skip) = torch.zeros(3, 2, device=device), torch.zeros(3, 2, device=device)
+    return ScanCase(mixed, dt, scale, bias, skip, states, StateSlots((1, 2), (0, 0), (1, 2), device))
 
 
 def in_two_parts(scan: Callable[..., Tensor], whole: ScanCase, cut: int) -> tuple[Tensor, Tensor]:

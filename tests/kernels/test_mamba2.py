@@ -139,6 +139,11 @@ NORM_ERRORS = {
 
 @pytest.mark.parametrize(("changes", "message"), NORM_ERRORS.values(), ids=NORM_ERRORS)
 def test_arguments_of_a_norm_that_do_not_fit_are_named(changes: dict[str, Any], message):
-    given = {"x": torch.zeros(3, 32), "gate": torch.zeros(3, 32), "weight": torch.zeros(32), "num_groups": 2}
+    given: dict[str, Any] = {
+        "x": torch.zeros(3, 32),
+        "gate": torch.zeros(3, 32),
+        "weight": torch.zeros(32),
+        "num_groups": 2,
+    }
     with pytest.raises(ValueError, match=message):
         grouped_gated_rms_norm(**given | changes, eps=1e-5)
