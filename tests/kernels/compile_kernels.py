@@ -34,6 +34,7 @@ from headrace.kernels.linear import triton as linear
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
+from headrace.kernels.mamba2 import triton as mamba2
 from headrace.kernels.moe import ExpertGroups, StackedExperts
 from headrace.kernels.moe import triton as moe
 from headrace.kernels.moe.stacked_experts import (
@@ -219,6 +220,8 @@ def compile_tightest(card: Card) -> None:
     attend(32, 4, 512, BF16)
     attend(20, 1, 576, BF16, value_dim=512)
     go_by_the_rule(256, BF16)
+    scan(64, 1, 128, 64, BF16)
+    scan(32, 2, 256, 64, BF16)
 
 
 def compile_heads(card: Card) -> None:
@@ -365,6 +368,29 @@ def go_by_the_rule(head_dim: int, dtype: torch.dtype) -> None:
     gated_delta.gated_delta_rule_triton(mixed, of_heads, of_heads, of_head, of_head, states, slots)
 
 
+def compile_mamba2(card: Card) -> None:
+    """Decodes, and a prefill among them, in the sizes of Granite 4 H and of Nemotron 3."""
+    for dtype, groups in ((BF16, 1), (BF16, 8), (F32, 1)):
+        scan(64, groups, 128, 64, dtype)
+        rows = torch.zeros(4, 4096, dtype=dtype)
+        mamba2.grouped_gated_rms_norm_triton(rows, rows, rows[0], 1e-6, groups)
+    scan(4, 2, 24, 40, F16)
+    # LFM2's and Mamba-2's convolutions.
+    for has_bias in (False, True):
+        x, weight = torch.zeros(101, 8192, dtype=BF16), torch.zeros(8192, 3, dtype=BF16)
+        bias = weight[:, 0].contiguous() if has_bias else None
+        slots, states = slots_of((1, 100)), torch.zeros(3, 2, 8192, dtype=BF16)
+        causal_conv.causal_conv_triton(x, weight, states, slots, bias=bias, silu=has_bias)
+
+
+def scan(heads: int, groups: int, state_dim: int, head_dim: int, dtype: torch.dtype) -> None:
+    """A decode and a prefill."""
+    mixed = torch.zeros(101, heads * head_dim + 2 * groups * state_dim, dtype=dtype)
+    dt, of_head, states = torch.zeros(101, heads, dtype=dtype), torch.zeros(heads), (3, heads, state_dim, head_dim)
+    given = mixed, dt, of_head, of_head, of_head, torch.zeros(states)
+    mamba2.selective_scan_triton(*given, slots_of((1, 100)))
+
+
 def slots_of(query_lens: Sequence[int]) -> StateSlots:
     return StateSlots(query_lens, (0, 1), (1, 2), torch.device("cpu"))
 
@@ -402,6 +428,7 @@ def compile_models(card: Card) -> None:
     compile_lora(card)
     compile_moe(card)
     compile_gated_delta(card)
+    compile_mamba2(card)
 
 
 def compile_rows(model: Model) -> None:
@@ -448,6 +475,7 @@ PARTS = {
     "gated_delta": compile_gated_delta,
     "lora": compile_lora,
     "large_heads": compile_large_heads,
+    "mamba2": compile_mamba2,
     "moe": compile_moe,
     "rest": compile_the_rest,
 }
@@ -468,6 +496,7 @@ def main() -> None:
         layer_norm,
         linear,
         lora,
+        mamba2,
         moe,
         norm_rotary,
         sampling,

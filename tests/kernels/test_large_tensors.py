@@ -15,6 +15,7 @@ from headrace.kernels.causal_conv.triton import causal_conv_triton
 from headrace.kernels.gated_delta.triton import gated_delta_rule_triton, gated_rms_norm_triton
 from headrace.kernels.kv_cache.triton import copy_blocks_triton
 from headrace.kernels.layer_norm.triton import add_layer_norm_triton
+from headrace.kernels.mamba2.triton import grouped_gated_rms_norm_triton, selective_scan_triton
 from headrace.kernels.moe.triton_kernels import mix_rows_kernel
 from headrace.kernels.norm_rotary.triton import (
     add_rms_norm_triton,
@@ -38,6 +39,7 @@ from headrace.kernels.sampling.triton import (
 from .causal_conv_cases import conv_case
 from .gated_delta_cases import rule_case
 from .large_tensors import DTYPE, apart, at_the_end, huge, refuse_overflows, run_last_programs
+from .mamba2_cases import scan_case
 from .tolerances import assert_close
 
 pytestmark = pytest.mark.skipif(
@@ -210,13 +212,14 @@ def test_tokens_of_rows_of_logits(monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (17, 1)], ids=["few", "chunks"])
-def test_gated_delta(lengths):
+def test_states(lengths):
     """With as many slots as have more than 2**31 numbers, and tokens far apart; as with few, side by side."""
     cpu = torch.device("cpu")
     rule, conv = rule_case(lengths, (2, 4, 24, 40), DTYPE, cpu), conv_case(lengths, 40, 4, DTYPE, cpu)
-    few = StateSlots(lengths, (2, 0), (1, 0), cpu)
+    scan, few = scan_case(lengths, (2, 4, 24, 40), DTYPE, cpu), StateSlots(lengths, (2, 0), (1, 0), cpu)
     for launch, given, rows in (
         (gated_delta_rule_triton, vars(rule), ("mixed", "decay", "beta")),
+        (selective_scan_triton, vars(scan), ("mixed", "dt")),
         (causal_conv_triton, vars(conv), ("x",)),
     ):
         states = torch.randn(3, *given["states"].shape[1:]).to(given["states"].dtype)
@@ -235,6 +238,14 @@ def test_rows_of_heads():
     x = at_the_end(torch.ones(32, 128, dtype=DTYPE), 600_000)
     gate = at_the_end(torch.full((32 * 128,), 20.0, dtype=DTYPE), 600_000)
     assert bool((gated_rms_norm_triton(x, gate, torch.ones(128, dtype=DTYPE), 0.0)[-1, -1] == 20).all())
+
+
+@pytest.mark.usefixtures("_last_program")
+def test_rows_of_groups():
+    x, gate = at_the_end(torch.ones(8192, dtype=DTYPE), MANY_TOKENS), huge(MANY_TOKENS, 8192)
+    gate[-1] = 20
+    normed = grouped_gated_rms_norm_triton(x, gate, torch.full((8192,), 3, dtype=DTYPE), 0.0, 8)
+    assert bool((normed[-1, -1024:] == 3).all())
 
 
 @pytest.mark.usefixtures("_last_program")

@@ -70,6 +70,12 @@ CHOSEN = {
             "test_layer_norm[bfloat16-(13, 101)]",
             "test_add_layer_norm[bfloat16-(5, 576)]",
         ],
+        "test_triton_mamba2.py": [
+            "test_the_scan[bfloat16-padded-g2of4-odd]",
+            "test_hard_chunks[bfloat16-limited]",
+            "test_a_prompt_in_two_parts_is_a_whole_one[bfloat16-70]",
+            "test_norm[bfloat16-(5, 3, 24)]",
+        ],
         "test_triton_norm_rotary.py": [
             "test_rms_norm[bfloat16-(13, 101)]",
             "test_add_rms_norm[bfloat16-(5, 576)]",
@@ -128,6 +134,7 @@ CHOSEN_FOR_AMPERE = {
         "test_nan_is_written_as_nan",
     ],
     "test_triton_gated_delta.py": ["test_the_rule[bfloat16-padded-h1of4]"],
+    "test_triton_mamba2.py": ["test_the_scan[bfloat16-padded-g1of4]"],
     "test_triton_linear.py": ["test_scaled[bfloat16-64-65-128-128-1-int8]", "test_int4[bfloat16-64-65-128-128-1]"],
 }
 # What either of them launches.
@@ -136,6 +143,7 @@ LAUNCHED = {
     "attention and rows": {
         *ROWS,
         *("attend", "causal_conv", "chunk", "expand", "gated_rms_norm", "merge", "recurrent_rule", "scan", "shrink"),
+        *("chunked_scan", "group_products", "grouped_gated_norm", "recurrent_scan"),
     },
     "products and sampling": {
         *("int4_linear", "quantize_rows", "scaled_linear", "sum_splits", "unpack_int4"),

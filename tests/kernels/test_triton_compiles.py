@@ -55,7 +55,7 @@ def assert_fits(compiled: list[dict[str, Any]]) -> None:
 
 
 def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
-    compiled = compile_side_by_side(tmp_path, "attention", "gated_delta linear lora moe rest")
+    compiled = compile_side_by_side(tmp_path, "attention", "gated_delta linear lora mamba2 moe rest")
     assert {each["kernel"] for each in compiled} == launched_kernels()
     assert_fits(compiled)
     assert not [each["kernel"] for each in compiled if each["fuses"]]
