@@ -8,7 +8,12 @@ from torch import Tensor
 from ..device import runs_triton
 from ..recurrent_states import StateSlots
 from .chunked import selective_scan_chunked
-from .native import grouped_gated_rms_norm_native, takes_native_norm
+from .native import (
+    grouped_gated_rms_norm_native,
+    selective_scan_native,
+    takes_native_norm,
+    takes_native_scan,
+)
 from .reference import grouped_gated_rms_norm_reference
 
 
@@ -35,6 +40,8 @@ def selective_scan(
     mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
     _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits)
+    if takes_native_scan(mixed, dt, decay_scale, dt_bias, skip, states):
+        return selective_scan_native(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
     if runs_triton(mixed):
         from .triton import selective_scan_triton
 

@@ -29,7 +29,6 @@ constexpr int kChunk = 64;  // tokens whose keys and queries are made ready toge
 constexpr int kMaxKeyDim = 256;
 // Of a state's columns so many are one thread's, and more where there are enough others.
 constexpr std::int64_t kPartColumns = 32;
-constexpr std::int64_t kWorkWorthThreads = 1 << 17;  // elements of states, once for each token
 
 // Some tokens' keys and queries of one head, ready for use, and their products among each other.
 struct Group {
@@ -52,14 +51,6 @@ struct Factors {
 // The columns from `first` to before `end` of a head.
 struct Columns {
     std::int64_t head, first, end;
-};
-
-// Some columns of a state, where they are read and where they are written: rows `stride` apart.
-struct Block {
-    const float* source;
-    std::int64_t source_stride;
-    float* target;
-    std::int64_t target_stride;
 };
 
 // The parts that the heads of a key head are shared in, so that all threads have some.

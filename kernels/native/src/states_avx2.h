@@ -5,6 +5,7 @@
 #include "causal_conv_call.h"
 #include "gated_delta_call.h"
 #include "gated_norms_call.h"
+#include "selective_scan_call.h"
 
 #ifdef HEADRACE_X86
 #define HEADRACE_TARGET HEADRACE_AVX2
@@ -18,6 +19,7 @@ using ::avx2::load;
 using ::avx2::sum_of;
 constexpr int kVectors = 1;      // the registers that four tokens leave room for
 constexpr int kWideVectors = 4;  // of a lone token
+constexpr int kScanVectors = 4;  // of a lone token's scan
 
 HEADRACE_AVX2_INLINE Vector zero() { return _mm256_setzero_ps(); }
 HEADRACE_AVX2_INLINE Vector set(float x) { return _mm256_set1_ps(x); }
@@ -45,6 +47,7 @@ HEADRACE_AVX2_INLINE Vector silu(Vector x) {
 #include "causal_conv.h"
 #include "gated_delta_rule.h"
 #include "gated_norms.h"
+#include "selective_scan.h"
 
 }  // namespace states::avx2
 

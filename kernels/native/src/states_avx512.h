@@ -5,6 +5,7 @@
 #include "causal_conv_call.h"
 #include "gated_delta_call.h"
 #include "gated_norms_call.h"
+#include "selective_scan_call.h"
 #include "vector_math.h"
 
 #ifdef HEADRACE_X86
@@ -17,6 +18,7 @@ using Vector = __m512;
 constexpr int kLanes = 16;
 constexpr int kVectors = 2;      // the registers that four tokens leave room for
 constexpr int kWideVectors = 8;  // of a lone token
+constexpr int kScanVectors = 4;  // of a lone token's scan
 
 HEADRACE_INLINE Vector zero() { return _mm512_setzero_ps(); }
 HEADRACE_INLINE Vector set(float x) { return _mm512_set1_ps(x); }
@@ -55,6 +57,7 @@ HEADRACE_INLINE Vector silu(Vector x) {
 #include "causal_conv.h"
 #include "gated_delta_rule.h"
 #include "gated_norms.h"
+#include "selective_scan.h"
 
 }  // namespace states::avx512
 

@@ -18,9 +18,18 @@ struct Slots {
     std::int64_t num_sequences;
 };
 
+// Some columns of a state, where they are read and where they are written: rows `stride` apart.
+struct Block {
+    const float* source;
+    std::int64_t source_stride;
+    float* target;
+    std::int64_t target_stride;
+};
+
 constexpr int kLineBytes = 64;
 constexpr std::int64_t kPiecesPerThread = 4;
 constexpr std::int64_t kRowsWorthThreads = 8192;  // elements
+constexpr std::int64_t kWorkWorthThreads = 1 << 17;  // elements of states, once for each token
 
 // log(1 + e^x), as torch has it.
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
