@@ -18,8 +18,9 @@ from .attention import Attention
 from .blocks import BlankWeights, Step
 from .gemma import GemmaLayer
 from .layer_inputs import LayerInputMlp
+from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
-from .norms import RmsNorm
+from .norms import LayerNorm, RmsNorm
 
 
 class Gemma4Layer(GemmaLayer):
@@ -44,6 +45,10 @@ class Gemma4Layer(GemmaLayer):
 
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Gemma4Attention(blank, rope, sliding_window)
+
+    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture:
+        # Experts are beside it.
+        return new_mlp(blank)
 
     def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         made = self.mlp(self.mlp_norm.of_sum(branch, residual))
@@ -73,7 +78,7 @@ class Gemma4Layer(GemmaLayer):
 class Gemma4Experts(ExpertsMlp):
     """Called with the residual stream, of which router and experts have norms of their own; each weighs as it says."""
 
-    def __init__(self, blank: BlankWeights, moe: MoeConfig, norm: RmsNorm) -> None:
+    def __init__(self, blank: BlankWeights, moe: MoeConfig, norm: RmsNorm | LayerNorm) -> None:
         super().__init__(blank, moe)
         self._norm, self._config = norm, blank.config
         self._router_norm = blank.norm(blank.config.hidden_size)

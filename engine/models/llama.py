@@ -68,7 +68,7 @@ class LlamaLayer(DecoderLayer):
         yield from self.attention.weight_slots(f"{prefix}.{self._attention_name}")
         for name, norm in others:
             yield from norm.weight_slots(f"{prefix}.{name}")
-        mlp = self._mlp_name if self.mixture is None else self.mixture.name
+        mlp = self.mlp.name if isinstance(self.mlp, Mixture) else self._mlp_name
         yield from self.mlp.weight_slots(f"{prefix}.{mlp}" if mlp else prefix)
 
 
