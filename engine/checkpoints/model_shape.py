@@ -54,6 +54,7 @@ MoeNaming = Literal[
     "gpt-oss",
     "gemma4",
     "nemotron_h",
+    "lfm2",
 ]
 _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "mixtral": _MIXTRAL,
@@ -78,6 +79,7 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "nemotron_h": MoeNames("mixer", MlpNames(("up_proj",)), shared="shared_experts"),
     # Beside an MLP, and not within it.
     "gemma4": MoeNames("", router="router.proj"),
+    "lfm2": MoeNames("feed_forward", MlpNames(("w1", "w3"), "w2"), correction="expert_bias"),
 }
 
 
@@ -207,6 +209,7 @@ class DecoderNames:
     mlp: MlpNames = MlpNames()
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
+    attention_output: str = "o_proj"
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,8 @@ class ModelShape:
     layer_inputs: LayerInputsConfig | None = None
     # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
     has_output_gate: bool = False
+    # The same with a number a head, of a matrix of its own.
+    has_head_gates: bool = False
     # Layers that have a state in the place of keys and values.
     state_layers: StateLayersConfig | None = None
     # One entry a layer, true where it is an MLP and nothing else, of models whose other layers have none.

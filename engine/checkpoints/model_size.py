@@ -108,13 +108,15 @@ def _feed_forward(model: ModelConfig, index: int, prefix: str) -> Iterator[Proje
 def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     gates = queries if model.has_output_gate else 0
+    if model.has_head_gates:
+        yield Projection(f"{prefix}.gate_proj", model.num_attention_heads, model.hidden_size)
     if model.has_fused_qkv:
         yield Projection(f"{prefix}.qkv_proj", queries + 2 * keys, model.hidden_size, model.qkv_bias)
     else:
         parts = (("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys))
         for name, size in parts[: model.num_qkv_parts]:
             yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.qkv_bias)
-    yield Projection(f"{prefix}.o_proj", model.hidden_size, queries, model.output_bias)
+    yield Projection(f"{prefix}.{model.names.attention_output}", model.hidden_size, queries, model.output_bias)
 
 
 def _latent_attention(model: ModelConfig, latent: LatentAttentionConfig, prefix: str) -> Iterator[Projection]:

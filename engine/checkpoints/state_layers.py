@@ -244,3 +244,48 @@ class Mamba2Config(StateLayersConfig):
             raise ModelError(f"{heads} {self.num_heads} is no multiple of {groups} {self.num_groups}")
         if self.conv_width < 2:
             raise ModelError(f"the convolution's width must be at least 2, not {self.conv_width}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvConfig(StateLayersConfig):
+    """A gated convolution, which has no state but its latest inputs: of `size` channels, the model's hidden size."""
+
+    size: int
+    has_bias: bool = False
+    module: str = "conv"
+
+    @property
+    def mixed_size(self) -> int:
+        return self.size
+
+    @property
+    def recurrent(self) -> RecurrentSizes:
+        return RecurrentSizes(0, 0, 0)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"hidden_size": self.size}
+
+    @property
+    def divided_size(self) -> tuple[str, int]:
+        return "hidden_size", self.size
+
+    @property
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        return {"in_proj": (self.size,) * 3, "conv": (self.size,), "out_proj": (self.size,)}
+
+    def projections(self, prefix: str, hidden_size: int) -> Iterator[Projection]:
+        yield Projection(f"{prefix}.in_proj", 3 * self.size, hidden_size, self.has_bias)
+        yield Projection(f"{prefix}.out_proj", hidden_size, self.size, self.has_bias)
+
+    @property
+    def num_other_weights(self) -> tuple[int, int]:
+        return self.size * (self.conv_width + self.has_bias), 0
+
+    def share(self, size: int) -> Self:
+        return replace(self, size=self.size // size)
+
+    def check(self) -> None:
+        super().check()
+        if self.conv_width < 2:
+            raise ModelError(f"conv_L_cache must be at least 2, not {self.conv_width}")

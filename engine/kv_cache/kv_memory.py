@@ -74,9 +74,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
     Raises `ConfigError` where a CPU's system does not give that much.
     """
-    if device.type != "cpu":
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
+    # What is empty has no bytes that could be seen as numbers.
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
     try:
         content = numpy.zeros(num_bytes, dtype=numpy.uint8)
     # The latter where no address has so many bits.

@@ -23,6 +23,7 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.w
 _ADAPTABLE = re.compile(
     r"model\.(language_model\.)?layers\.\d+\."
     r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa)"
+    r"|self_attn\.out_proj|feed_forward\.w[123]|conv\.(in|out)_proj"
     r"|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj)|per_layer_(input_gate|projection))"
 )
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

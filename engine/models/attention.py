@@ -49,7 +49,10 @@ class Attention:
         self.query_norm = blank.norm(query_size if are_of_all else config.head_dim) if config.qk_norm else None
         has_key_norm = config.qk_norm and config.kv_source is None
         self.key_norm = blank.norm(kv_size if are_of_all else config.head_dim) if has_key_norm else None
-        self.output = blank.linear(["o_proj"], [config.hidden_size], query_size, config.output_bias)
+        heads = config.num_attention_heads
+        self.head_gates = blank.linear(["gate_proj"], [heads], config.hidden_size) if config.has_head_gates else None
+        self._output_name = config.names.attention_output
+        self.output = blank.linear([self._output_name], [config.hidden_size], query_size, config.output_bias)
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
 
@@ -106,6 +109,9 @@ class Attention:
         if self._gate_size:
             gate = projected[:, : self._gate_size]
             attended = attended * torch.sigmoid(gate if step.wanted is None else gate[step.wanted])
+        if self.head_gates is not None:
+            gate = torch.sigmoid(self.head_gates(x if step.wanted is None else x[step.wanted]))
+            attended = (attended.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
         return self._ranks.sum(self.output(attended))
 
     def _queries(self, qkv: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
@@ -126,12 +132,16 @@ class Attention:
 
     def projections(self) -> Iterator[Linear]:
         yield self.qkv
+        if self.head_gates is not None:
+            yield self.head_gates
         yield self.output
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         names = [f"{prefix}.{name}" for name in self._names]
         yield from linear_slots(self.qkv, names, self._stored_sizes, self._orders)
-        yield from linear_slots(self.output, [f"{prefix}.o_proj"])
+        if self.head_gates is not None:
+            yield from linear_slots(self.head_gates, [f"{prefix}.gate_proj"])
+        yield from linear_slots(self.output, [f"{prefix}.{self._output_name}"])
         called = self._config.names
         for name, norm in ((called.query_norm, self.query_norm), (called.key_norm, self.key_norm)):
             if norm is not None:

@@ -83,7 +83,9 @@ class Shard:
         if self.model.layers and name.startswith(prefix := f"{self.model.names.layers}."):
             index = int(name.removeprefix(prefix).partition(".")[0]) - self.model.stage.first_layer
             return Shard(self.rank, self.size, self.model.of_layer(index)).part(name)
-        module = name.rpartition(".")[2]
+        module, states = name.rpartition(".")[2], self.model.state_layers
+        if states is not None and f".{states.module}." in f"{name}." and module in states.parts:
+            return self._part_of_states(module, states)
         latent = self.model.latent_attention
         if latent is not None and (of_head := _head_sizes(latent).get(module)) is not None:
             size = self.model.num_attention_heads * of_head
@@ -92,28 +94,29 @@ class Shard:
             # A head's gate, where it has one, lies behind its query.
             size = self._query_size * (2 if self.model.has_output_gate else 1)
             return Part(True, size, (share_of(size, self.rank, self.size),))
+        if name.endswith("self_attn.gate_proj"):
+            heads = self.model.num_attention_heads
+            return Part(True, heads, (share_of(heads, self.rank, self.size),))
         if module in _KEYS:
             return Part(True, self._key_size, (self._keys,))
         if module == "qkv_proj":
             sizes = (self._query_size, self._key_size, self._key_size)
             return Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
-        if module == "o_proj":
+        if module == self.model.names.attention_output:
             return Part(False, self._query_size, (self._queries,))
         if module in _VOCABULARY:
             return Part(True, self.model.vocab_size, (self.words,))
         if module not in (*_INNER, *_FROM_INNER):
-            states = self.model.state_layers
-            return None if states is None else self._part_of_states(module, states)
+            return None
         inner = self._inner_size(name)
         share = share_of(inner, self.rank, self.size)
         if module in _FUSED:
             return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
         return Part(module in _INNER, inner, (share,))
 
-    def _part_of_states(self, module: str, states: StateLayersConfig) -> Part | None:
+    def _part_of_states(self, module: str, states: StateLayersConfig) -> Part:
         """Of a layer with a state."""
-        if (sizes := states.parts.get(module)) is None:
-            return None
+        sizes = states.parts[module]
         shares = tuple(share_of(size, self.rank, self.size) for size in sizes)
         return Part(module != "out_proj", sum(sizes), _side_by_side(sizes, shares))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
-from . import deepseek, gemma4, glm, gpt_oss, layer_norm, llama, mamba, mixtures, others, qwen_next, qwen_vl
+from . import deepseek, gemma4, glm, gpt_oss, layer_norm, lfm, llama, mamba, mixtures, others, qwen_next, qwen_vl
 
 READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama.read_llama,
@@ -67,6 +67,9 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "BambaForCausalLM": mamba.read_bamba,
     "FalconForCausalLM": others.read_falcon,
     "GptOssForCausalLM": gpt_oss.read_gpt_oss,
+    "Lfm2ForCausalLM": lfm.read_lfm2,
+    "Lfm2MoeForCausalLM": lfm.read_lfm2_moe,
+    "Lfm3ForCausalLM": lfm.read_lfm3,
 }
 
 __all__ = ["READERS"]

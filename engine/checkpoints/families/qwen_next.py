@@ -6,10 +6,10 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 from dataclasses import replace
 from pathlib import Path
 
-from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import ModelShape
 from ..state_layers import GatedDeltaNetConfig
+from .layer_types import read_layer_types
 from .llama import read_plain, read_rotary_dim, require_activation
 from .mixtures import read_shared_qwen_moe
 
@@ -51,7 +51,7 @@ def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:
             key_dim=int(raw.get("linear_key_head_dim", 128)),
             value_dim=int(raw.get("linear_value_head_dim", 128)),
             conv_width=int(raw.get("linear_conv_kernel_dim", 4)),
-            layers=_linear_layers(raw, plain.num_hidden_layers),
+            layers=_linear_layers(raw),
             is_grouped=is_grouped,
         ),
         # It guesses tokens ahead.
@@ -59,11 +59,7 @@ def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:
     )
 
 
-def _linear_layers(raw: Raw, num_layers: int) -> tuple[bool, ...]:
+def _linear_layers(raw: Raw) -> tuple[bool, ...]:
     interval = int(raw.get("full_attention_interval") or 4)
-    kinds = raw.get("layer_types") or [_KINDS[(layer + 1) % interval == 0] for layer in range(num_layers)]
-    if len(kinds) != num_layers:
-        raise ModelError(f"layer_types has {len(kinds)} entries for {num_layers} layers")
-    if others := sorted({str(kind) for kind in kinds} - set(_KINDS)):
-        raise ModelError(f"layer_types has {', '.join(others)}; supported: {', '.join(_KINDS)}")
+    kinds = read_layer_types(raw, _KINDS, lambda layer: _KINDS[(layer + 1) % interval == 0])
     return tuple(kind == "linear_attention" for kind in kinds)
