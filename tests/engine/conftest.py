@@ -73,7 +73,7 @@ def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalL
             if parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * 0.1)
     for module in model.modules():
         if type(module).__name__ == "GptOssExperts":

@@ -31,6 +31,9 @@ from transformers import (
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    Lfm3Config,
     LlamaConfig,
     MiniMaxM2Config,
     MinistralConfig,
@@ -497,6 +500,28 @@ _WITH_STATES_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         moe_latent_size=26,
         use_bias=True,
         layers_block_type=["attention", "moe", "mamba", "mamba", "moe"],
+    ),
+    "lfm2": lambda sizes: Lfm2Config(
+        **sizes, full_attn_idxs=[1], conv_bias=True, block_multiple_of=16, tie_word_embeddings=False
+    ),
+    "lfm2-moe": lambda sizes: Lfm2MoeConfig(
+        **sizes,
+        layer_types=["full_attention", "conv", "conv"],
+        moe_intermediate_size=37,
+        num_experts=6,
+        num_experts_per_tok=2,
+        num_dense_layers=1,
+        routed_scaling_factor=1.7,
+        tie_word_embeddings=False,
+    ),
+    "lfm3": lambda sizes: Lfm3Config(
+        **sizes,
+        **PHI3_TOKENS,
+        bos_token_id=0,
+        head_dim=16,
+        layer_types=["conv", "sliding_attention", "full_attention"],
+        sliding_window=21,
+        tie_word_embeddings=False,
     ),
 }
 

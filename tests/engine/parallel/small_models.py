@@ -167,6 +167,7 @@ _STATES = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+_CONVS = {"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "tie_word_embeddings": False}
 # Of two layers of each kind in two stages. Inputs of a key head that lie together, or apart; experts that lie stacked.
 WITH_STATES: dict[str, dict[str, Any]] = {
     "qwen3-next": {"architectures": ["Qwen3NextForCausalLM"], **_STATES, **_EXPERTS, "mlp_only_layers": [1]},
@@ -195,6 +196,15 @@ WITH_STATES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 36,
         "moe_shared_expert_intermediate_size": 48,
+    },
+    "lfm2": {"architectures": ["Lfm2ForCausalLM"], **_CONVS, "conv_bias": True},
+    "lfm2-moe": {"architectures": ["Lfm2MoeForCausalLM"], **_CONVS, **_EXPERTS, "num_dense_layers": 1},
+    "lfm3": {
+        "architectures": ["Lfm3ForCausalLM"],
+        **_CONVS,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+        "sliding_window": 8,
+        "attention_bias": True,
     },
 }
 QUANTIZED: dict[str, dict[str, Any]] = {
