@@ -112,8 +112,6 @@ def _inner_size(raw: Raw) -> int:
     inner = int(raw.get("block_ff_dim") or raw.get("intermediate_size") or 12_288)
     if not raw.get("block_auto_adjust_ff_dim", True):
         return inner
-    inner = int(2 * inner / 3)
-    if (factor := raw.get("block_ffn_dim_multiplier", 1.0)) is None:
-        return inner
+    inner = int(float(raw.get("block_ffn_dim_multiplier", 1.0)) * int(2 * inner / 3))
     multiple = int(raw.get("block_multiple_of", 256))
-    return -(-int(factor * inner) // multiple) * multiple
+    return -(-inner // multiple) * multiple

@@ -4,7 +4,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from transformers import Qwen3_5TextConfig
+from transformers import Lfm2Config, Qwen3_5TextConfig
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
@@ -22,18 +22,24 @@ DRAWN = SamplingParams(temperature=1.0, seed=3, max_tokens=5, ignore_eos=True, n
 PROMPTS = {"a rather long one": GREEDY, "b": SamplingParams(temperature=0, max_tokens=3), "a rather long two": DRAWN}
 
 
-@pytest.fixture(scope="module")
-def folder(chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = Path(copytree(chat_folder, tmp_path_factory.mktemp("states") / "model"))
-    config = Qwen3_5TextConfig(
-        **SIZES | {"num_hidden_layers": 2, "head_dim": 16},
+_SIZES = SIZES | {"num_hidden_layers": 2, "head_dim": 16}
+CONFIGS = {
+    "delta": lambda: Qwen3_5TextConfig(
+        **_SIZES,
         layer_types=["linear_attention", "full_attention"],
         linear_num_key_heads=1,
         linear_num_value_heads=2,
         linear_key_head_dim=16,
         linear_value_head_dim=16,
-    )
-    save_random_model(config, made)
+    ),
+    "convolution": lambda: Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.fixture(scope="module", params=["delta"])
+def folder(request: pytest.FixtureRequest, chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Path(copytree(chat_folder, tmp_path_factory.mktemp("states") / "model"))
+    save_random_model(CONFIGS[request.param](), made)
     return made
 
 
@@ -43,7 +49,12 @@ def answers(llm: LLM) -> list[list[int]]:
     return [list(sample.token_ids) for output in outputs for sample in output.outputs]
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["one step at a time", "one step ahead"])
+@pytest.mark.parametrize(
+    ("folder", "is_async"),
+    [("delta", False), ("delta", True), ("convolution", True)],
+    ids=["one step at a time", "one step ahead", "nothing but convolutions"],
+    indirect=["folder"],
+)
 def test_answers_are_the_cpus(folder, is_async, monkeypatch):
     expected = answers(LLM(folder, **OPTIONS, device="cpu"))
     eager: list[int] = []

@@ -15,6 +15,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 LATENT_ATTENTION = ("q_b_proj", "q_a_proj", "kv_a_proj_with_mqa", "o_proj")
 LAYER_INPUTS = ("per_layer_input_gate", "per_layer_projection")
+SHORT_CONVS = ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3")
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 
 

@@ -13,7 +13,16 @@ from headrace import LoRARequest
 
 from ..conftest import save_random_model
 from ..families import VOCAB_SIZE, families
-from .adapters import ATTENTION, LATENT_ATTENTION, LAYER_INPUTS, LINEAR_ATTENTION, MLP, merged, save_adapter
+from .adapters import (
+    ATTENTION,
+    LATENT_ATTENTION,
+    LAYER_INPUTS,
+    LINEAR_ATTENTION,
+    MLP,
+    SHORT_CONVS,
+    merged,
+    save_adapter,
+)
 
 NUM_TOKENS = 32
 # As an adapter of each family is, one that fuses projections has them under other names.
@@ -52,6 +61,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
         if family.startswith("deepseek"):
             # Its MLPs have experts.
             targets, few, attention = LATENT_ATTENTION, LATENT_ATTENTION[:1], LATENT_ATTENTION[2:]
+        if family == "lfm2":
+            targets, few, attention = SHORT_CONVS, SHORT_CONVS[:1], SHORT_CONVS[1:3]
         folders = [
             save_adapter(folder, folder / "all", targets=targets, seed=1),
             save_adapter(folder, folder / "few", targets=few, rank=3, use_rslora=True, seed=2),

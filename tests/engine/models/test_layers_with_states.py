@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5, of whose layers most have a state: greedy output equals transformers' in float32."""
+"""Families of whose layers most have a state: greedy output equals transformers' in float32."""
 
 from dataclasses import replace
 from pathlib import Path

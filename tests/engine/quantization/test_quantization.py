@@ -22,7 +22,7 @@ needs_kernels = pytest.mark.skipif(native_library() is None, reason="needs the c
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", ["llama", "llama-bias-tied-rope3", "qwen2-yarn"])
+@pytest.mark.parametrize("family", ["llama", "llama-bias-tied-rope3", "qwen2-yarn", "lfm3"])
 def test_logprobs_are_near_those_of_the_checkpoint(checkpoint: Callable[[str], Checkpoint], family: str):
     made = checkpoint(family)
     plain, rounded = (logprobs(made, quantization=quantization) for quantization in (None, "int8"))
