@@ -1,4 +1,4 @@
-"""How the configs of LFM2 and LFM3 are read; `test_gated_delta_net.py` has what they answer."""
+"""How the configs of LFM2 and LFM3 are read; `test_layers_with_states.py` has what they answer."""
 
 import json
 from pathlib import Path
