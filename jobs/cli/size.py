@@ -136,4 +136,7 @@ def _line(fit: Fit, num_seqs: int) -> tuple[str, ...]:
 
 
 def _memory(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"
+    units = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
+    # No less than a tenth of it.
+    unit = next((unit for unit, size in units.items() if num_bytes >= size // 10), "KiB")
+    return f"{num_bytes / units[unit]:.1f} {unit}"

@@ -42,6 +42,19 @@ QWEN_NEXT: dict[str, Any] = {
     "num_experts_per_tok": 10,
     "shared_expert_intermediate_size": 512,
 }
+# LFM2-350M's.
+LFM2: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "block_ff_dim": 6656,
+    "num_hidden_layers": 16,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+}
 # GLM-4.7-Flash's.
 GLM_FLASH: dict[str, Any] = {
     "architectures": ["Glm4MoeLiteForCausalLM"],
@@ -170,6 +183,14 @@ def test_of_a_model_with_states_that_gpus_share(tmp_path):
     assert Fit(h100, shared).num_sequences > 0
     stages = ModelNeeds.of(next_80b, EngineConfig(pipeline_parallel_size=3))
     assert stages.state_bytes == alone.state_bytes // 3
+
+
+def test_of_a_model_with_small_states(headrace, tmp_path):
+    """Of ten layers what two tokens put into them."""
+    model = write_model_folder(tmp_path / "lfm2", **LFM2)
+    printed = headrace(tmp_path, "size", model, "--gpu", "l4").out
+    assert "354,483,968 parameters" in printed
+    assert "40.0 KiB of it a state of any length" in printed
 
 
 def test_of_a_model_that_attends_to_latents(headrace, tmp_path):
