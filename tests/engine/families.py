@@ -521,6 +521,10 @@ _WITH_STATES_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         head_dim=16,
         layer_types=["conv", "sliding_attention", "full_attention"],
         sliding_window=21,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.75},
+        },
         tie_word_embeddings=False,
     ),
 }
