@@ -15,6 +15,8 @@ from headrace.kernels.causal_conv import causal_conv
 from headrace.kernels.causal_conv.reference import causal_conv_reference
 from headrace.kernels.gated_delta import gated_delta_rule, gated_rms_norm
 from headrace.kernels.gated_delta.reference import gated_delta_rule_reference, gated_rms_norm_reference
+from headrace.kernels.mamba2 import grouped_gated_rms_norm, selective_scan
+from headrace.kernels.mamba2.reference import grouped_gated_rms_norm_reference, selective_scan_reference
 from headrace.kernels.recurrent_states import StateSlots
 
 _EPS = 1e-6
@@ -27,26 +29,28 @@ _SMALL = "gate states"
 class StateSizes:
     """A layer's heads, how many sequences decode, and the prompts of a prefill; then a model and its workload.
 
-    work: requests, shared and own tokens of a prompt, tokens out.
+    scan: of Mamba-2 groups, heads, state_dim and head_dim. work: requests, shared and own tokens of a prompt, tokens
+    out.
     """
 
     key_heads: int
     heads: int
     dim: int
     width: int
+    scan: tuple[int, int, int, int]
     num_decodes: int
     prompts: tuple[int, ...]
     model: str
     work: tuple[int, int, int, int]
 
 
-# As published for Qwen3-Next-80B-A3B and Qwen3.5-9B.
-GPU = StateSizes(16, 32, 128, 4, 256, (2048,) * 4, "M3", (256, 512, 32, 64))
-DRY = StateSizes(1, 2, 16, 3, 3, (70,), _SMALL, (3, 32, 8, 3))
+# As published for Qwen3-Next-80B-A3B, Nemotron 3 Nano and Qwen3.5-9B.
+GPU = StateSizes(16, 32, 128, 4, (8, 64, 128, 64), 256, (2048,) * 4, "M3", (256, 512, 32, 64))
+DRY = StateSizes(1, 2, 16, 3, (1, 2, 16, 16), 3, (70,), _SMALL, (3, 32, 8, 3))
 
 
 class StateCase:
-    """What the three operations of a layer are given for sequences of these lengths, which have states already."""
+    """What a layer's three operations, and two of Mamba-2's, are given for sequences of these lengths, with states."""
 
     def __init__(self, sizes: Sizes, states: StateSizes, query_lens: tuple[int, ...]) -> None:
         generator = torch.Generator(sizes.device).manual_seed(0)
@@ -64,6 +68,14 @@ class StateCase:
         self.rule = (mixed, draw(tokens, heads), draw(tokens, heads), scale - 2, bias, self.states, slots)
         self.conv = (mixed, draw(channels, states.width), draw(1 + count, states.width - 1, channels), slots)
         self.norm = (draw(tokens, heads, dim), draw(tokens, heads * dim), draw(dim), _EPS)
+        groups, scan_heads, state_dim, head_dim = states.scan
+        inner = scan_heads * head_dim
+        self.scan_states = draw(1 + count, scan_heads, state_dim, head_dim, dtype=torch.float32)
+        factors = draw(3, scan_heads, dtype=torch.float32) - 2
+        scanned = draw(tokens, inner + 2 * groups * state_dim)
+        self.scan = (scanned, draw(tokens, scan_heads), *factors, self.scan_states, slots)
+        self.scan_norm = (draw(tokens, inner), draw(tokens, inner), draw(inner), _EPS, groups)
+        self.scan_bytes = 2 * self.scan_states[1:].nbytes + scanned.nbytes + self.scan_norm[0].nbytes
         # Of decodes each state is read and written; of prompts that is little beside their tokens.
         self.rule_bytes = 2 * self.states[1:].nbytes + (mixed.numel() + tokens * heads * dim) * mixed.itemsize
         self.conv_bytes = 2 * mixed.nbytes
@@ -74,6 +86,8 @@ class StateCase:
         yield "delta rule", self.rule_bytes, partial(gated_delta_rule, *self.rule)
         yield "convolution", self.conv_bytes, partial(causal_conv, *self.conv)
         yield "norm and gates", self.norm_bytes, partial(gated_rms_norm, *self.norm)
+        yield "Mamba-2's scan", self.scan_bytes, partial(selective_scan, *self.scan)
+        yield "Mamba-2's norm and gates", 3 * self.scan_norm[0].nbytes, partial(grouped_gated_rms_norm, *self.scan_norm)
 
 
 def check_states(sizes: Sizes, states: StateSizes) -> None:
@@ -84,6 +98,10 @@ def check_states(sizes: Sizes, states: StateSizes) -> None:
     assert_near(gated_delta_rule(*case.rule), gated_delta_rule_reference(*expected.rule), tolerance)
     assert_near(case.states[1:], expected.states[1:], tolerance)
     assert_near(gated_rms_norm(*case.norm), gated_rms_norm_reference(*expected.norm), tolerance)
+    assert_near(selective_scan(*case.scan), selective_scan_reference(*expected.scan), tolerance)
+    assert_near(case.scan_states[1:], expected.scan_states[1:], tolerance)
+    normed = grouped_gated_rms_norm_reference(*expected.scan_norm)
+    assert_near(grouped_gated_rms_norm(*case.scan_norm), normed, tolerance)
     check_engine(sizes.device, _SMALL)
 
 
