@@ -12,6 +12,7 @@ from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
 from ..state_layers import Mamba2Config
+from .layer_types import read_layer_types
 from .llama import read_granite, read_llama, read_plain, require_activation
 from .mixtures import experts_in_each_layer
 
@@ -29,10 +30,11 @@ def read_granite4(folder: Path, raw: Raw) -> ModelShape:
 
     What MLP each layer has beside its experts it calls shared.
     """
-    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * int(raw["num_hidden_layers"])
+    listed = raw.get("layer_types") or raw.get("layers_block_type")
+    kinds = read_layer_types({**raw, "layer_types": listed}, tuple(_KINDS), lambda layer: "mamba")
     inner = int(raw.get("shared_intermediate_size", 1024))
     granite = read_granite(folder, {**raw, "intermediate_size": inner, "mlp_bias": False})
-    layers = _are(_known(kinds, _KINDS), granite.num_hidden_layers, "mamba")
+    layers = tuple(_KINDS[kind] == "mamba" for kind in kinds)
     ropes = granite.ropes
     if raw.get("position_embedding_type") != "rope":
         ropes = tuple(RopeConfig(rope.theta, "none") for rope in ropes)
@@ -147,7 +149,7 @@ def _read_nemotron_mamba(raw: Raw, kinds: list[str]) -> Mamba2Config:
         has_bias=bool(raw.get("use_bias", False)),
         dt_limits=_dt_limits(raw),
         number_names=_NEMOTRON_NUMBERS,
-        layers=_are(kinds, len(kinds), "mamba"),
+        layers=tuple(kind == "mamba" for kind in kinds),
         module="mixer",
     )
 
@@ -158,7 +160,7 @@ def _read_nemotron_moe(raw: Raw, kinds: list[str]) -> MoeConfig:
         num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
         intermediate_size=int(raw.get("moe_intermediate_size", 7688)),
         norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
-        sparse_layers=_are(kinds, len(kinds), "moe"),
+        sparse_layers=tuple(kind == "moe" for kind in kinds),
         naming="nemotron_h",
         shared_expert_intermediate_size=int(raw.get("moe_shared_expert_intermediate_size", 7688)),
         has_shared_gate=False,
@@ -185,9 +187,3 @@ def _known(kinds: Iterable[object], names: dict[str, str]) -> list[str]:
     if others := sorted(set(found) - set(names)):
         raise ModelError(f"layers are of the kinds {', '.join(others)}; supported: {', '.join(names)}")
     return [names[kind] for kind in found]
-
-
-def _are(kinds: list[str], num_layers: int, kind: str) -> tuple[bool, ...]:
-    if len(kinds) != num_layers:
-        raise ModelError(f"layer_types has {len(kinds)} entries for {num_layers} layers")
-    return tuple(each == kind for each in kinds)

@@ -64,7 +64,11 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
             {"quantization_config": {"quant_method": "fp8"}},
             "quantization_config is set: Granite",
         ),
-        ("GraniteMoeHybridForCausalLM", {"layer_types": ["rwkv"]}, "layers are of the kinds rwkv; supported: mamba, "),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"layer_types": ["mamba", "rwkv", "mamba"]},
+            "layer_types has rwkv; supported: mamba, ",
+        ),
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 9}, "layer_types has 9 entries for"),
         ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 7}, "mamba_n_heads 7 of mamba_d_head .* are not"),
         ("NemotronHForCausalLM", {}, "has no field 'hybrid_override_pattern'"),
