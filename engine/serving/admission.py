@@ -117,7 +117,7 @@ class Admission:
         is_held = grammar is not None or tree is not None
         if thinking is None or not (is_held or params.thinking_token_budget is not None):
             return grammar
-        if thinking.stage(request.prompt_token_ids) is ThinkingStage.DONE:
+        if thinking.stage(request.prompt_token_ids, is_guided=True) is ThinkingStage.DONE:
             return grammar
         if is_held and thinking.end_token_id in params.stop_token_ids:
             raise InvalidRequestError(

@@ -46,7 +46,7 @@ class HarmonyTokens(ReasoningTokens):
         """A message has no header in it: with `<|end|>` the guide goes on to the final one."""
         return (self.start_token_id, self.message_token_id, self.begin_token_id)
 
-    def stage(self, prompt_token_ids: Sequence[int]) -> ThinkingStage:
+    def stage(self, prompt_token_ids: Sequence[int], is_guided: bool = False) -> ThinkingStage:
         tail = list(prompt_token_ids[-_LONGEST_HEADER:])
         begin = max((place for place, token in enumerate(tail) if token == self.begin_token_id), default=0)
         headers, has_message = _Headers(self), False

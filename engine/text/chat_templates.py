@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.model_folder import TEMPLATES_FOLDER
 from ..errors import ModelError
+from ..structured.reasoning import Markers
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -39,18 +40,19 @@ class ChatTemplates:
         """Whether one asks for the time, or the date, at which a prompt is written."""
         return any(TIME in source for source in self._sources.values())
 
-    def think_between(self, start: str, end: str) -> bool:
+    def think_between(self, markers: Markers) -> bool:
         """Whether the template is that of a model that thinks between these markers.
 
         It begins the thinking or may end it at once, or tells of it before the conversation; what it does with earlier
         turns it does for any model's. But of DeepSeek's some only strip it there: R1's first ones and R1-0528's.
         """
         source = self.source or ""
-        if not (start in source or end in source):
+        signs = [sign for sign in (markers.start, markers.end, markers.switch) if sign and sign in source]
+        if not signs:
             return False
         from .chat_template import begins_with
 
-        return _DEEPSEEK_SIGN in source or begins_with(source, (start, end))
+        return _DEEPSEEK_SIGN in source or begins_with(source, signs)
 
     def chosen(self, with_tools: bool, given: str | None) -> "Template":
         """The model's, or what is `given` in its place: a source, or the name of another of the model's.

@@ -14,11 +14,15 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._fast = tokenizer.fast
-        self._skips = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        hidden = tokenizer.hidden_token_ids if skip_special_tokens else ()
+        self._hidden = hidden or ()
+        self._skips = hidden is None
+        self._stream = DecodeStream(skip_special_tokens=self._skips)
 
     def add(self, token_id: int) -> str:
         """What this token makes known of the text: nothing while a character lacks bytes."""
+        if token_id in self._hidden:
+            return ""
         try:
             return self._stream.step(self._fast, token_id) or ""
         # The Rust side raises bare Exception.

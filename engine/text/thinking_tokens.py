@@ -36,14 +36,19 @@ def _harmony_tokens(fast: FastTokenizer, templates: ChatTemplates) -> HarmonyTok
 
 
 def _marked(fast: FastTokenizer, templates: ChatTemplates) -> ReasoningTokens | None:
-    for start, end, line_breaks in MARKERS:
+    for markers in MARKERS:
         # Vocabularies have them too whose models do not think, as Qwen3's later instructed ones.
-        if templates.source is not None and not templates.think_between(start, end):
+        if templates.source is not None and not templates.think_between(markers):
             continue
-        start_id, end_id = fast.token_to_id(start), fast.token_to_id(end)
+        start_id, end_id = fast.token_to_id(markers.start), fast.token_to_id(markers.end)
         if start_id is not None and end_id is not None:
-            tokens = fast.encode(line_breaks, add_special_tokens=False).ids if line_breaks else []
-            # Not every vocabulary can write them.
-            breaks = tuple(tokens) if fast.decode(tokens) == line_breaks else ()
-            return ReasoningTokens(start_id, end_id, breaks)
+            switch_id = fast.token_to_id(markers.switch) if markers.switch else None
+            breaks, label = (_written(fast, text) for text in (markers.line_breaks, markers.label))
+            return ReasoningTokens(start_id, end_id, breaks, label, switch_id)
     return None
+
+
+def _written(fast: FastTokenizer, text: str) -> tuple[int, ...]:
+    """The text's tokens; none where the vocabulary cannot write it."""
+    token_ids = fast.encode(text, add_special_tokens=False).ids if text else []
+    return tuple(token_ids) if fast.decode(token_ids) == text else ()

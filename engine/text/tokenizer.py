@@ -1,7 +1,7 @@
 """Text to token ids and back, and a chat's messages to the model's prompt. Free of torch."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Of what Gemma 4 writes to call tools: without it a call could not be told from text, nor a text in it from a number.
+_WRITTEN_CALLS = ("<|tool_call>", "<tool_call|>", '<|"|>')
+# What most chat templates know it by.
+_THINKS = "enable_thinking"
 
 
 class Tokenizer:
@@ -158,7 +162,17 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens, special ones left out unless they are not to be."""
+        if skip_special_tokens and (hidden := self.hidden_token_ids) is not None:
+            return str(self._fast.decode([token for token in token_ids if token not in hidden], False))
         return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def hidden_token_ids(self) -> Collection[int] | None:
+        """The special tokens that texts are without, where some are in them; None where that is all of them."""
+        special = self._special_tokens
+        if _WRITTEN_CALLS[0] not in special:
+            return None
+        return frozenset(token for text, token in special.items() if text not in _WRITTEN_CALLS)
 
     def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         """What each token alone adds to a text, special ones included; part of a character becomes U+FFFD."""
@@ -178,7 +192,7 @@ class Tokenizer:
     def reasoning(self, is_wanted: bool) -> ReasoningTokens | None:
         """Between which tokens the model thinks, if that is wanted. Raises `InvalidRequestError` where it does not."""
         if is_wanted and self._reasoning is None:
-            known = ", ".join([*(f"{start}…{end}" for start, end, _ in MARKERS), harmony.CHANNEL])
+            known = ", ".join([*(f"{markers.start}…{markers.end}" for markers in MARKERS), harmony.CHANNEL])
             problem = f"the model does not think, its tokenizer has or its chat template begins none of {known}"
             raise InvalidRequestError(f"reasoning: {problem}: leave it out", "reasoning")
         return self._reasoning if is_wanted else None
@@ -188,17 +202,30 @@ class Tokenizer:
         """Whether the model thinks unless `enable_thinking` is false: its answers are of no use with that unparted."""
         return isinstance(self._reasoning, HarmonyTokens)
 
+    @property
+    def _thinks_if_told(self) -> bool:
+        """Whether the model thinks only where `enable_thinking` is true."""
+        return self._reasoning is not None and self._reasoning.switch_token_id is not None
+
+    def parts_unasked(self, told: Mapping[str, Any]) -> bool:
+        """Whether a chat's thinking is parted where nobody says so: the markers are in no text, so it were lost in it.
+
+        `told`: what the chat template is.
+        """
+        return self.thinks_unless_told or (self._thinks_if_told and bool(told.get(_THINKS)))
+
     def template_kwargs(
-        self, given: Mapping[str, Any], thinks: bool, time: datetime | None = None
+        self, given: Mapping[str, Any], thinks: bool | None, time: datetime | None = None
     ) -> Mapping[str, Any]:
         """What the chat template is told, where the model is to think before it answers, or is not.
 
-        `time`: what it is told of the time; if None that at which it is rendered, by the host's clock.
+        `thinks`: None where that is for others to say. `time`: what it is told of the time; if None that at which it is
+        rendered, by the host's clock.
         """
-        told = {} if time is None else {TIME: time.strftime}
-        if thinks or not self.thinks_unless_told:
-            return {**told, **given}
-        return {**told, "enable_thinking": False, **given}
+        told: dict[str, Any] = {} if time is None else {TIME: time.strftime}
+        if (thinks is False and self.thinks_unless_told) or (thinks and self._thinks_if_told):
+            told[_THINKS] = thinks
+        return {**told, **given}
 
     def marker(self, token_id: int) -> str:
         """What stands where the model begins or ends its thinking: a special token, or a part of what ends it."""
@@ -225,7 +252,7 @@ class Tokenizer:
         return text in (self._templates.tools_source or "")
 
     def special_token_id(self, text: str) -> int | None:
-        """Of the text if it is a special token, which `decode` leaves out; None of any other."""
+        """Of the text if it is a special token, which `decode` leaves out mostly; None of any other."""
         return self._special_tokens.get(text)
 
     @cached_property
@@ -277,7 +304,7 @@ class Tokenizer:
         if ending is not ChatEnding.ANSWER:
             return ending.cut(text)
         # Harmony's templates know nothing of it.
-        begins_answer = self.thinks_unless_told and template_kwargs.get("enable_thinking") is False
+        begins_answer = self.thinks_unless_told and template_kwargs.get(_THINKS) is False
         return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else text
 
     def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":

@@ -100,7 +100,7 @@ class RequestReader:
         tokenizer.encode_bad_words(sampling.bad_words)
         if isinstance(request, ChatCompletionRequest):
             asked = request.include_reasoning, request.thinking_token_budget, request.begun
-            sampling = with_reasoning(sampling, tokenizer, *asked)
+            sampling = with_reasoning(sampling, tokenizer, request.told_template, *asked)
             calls = expected_calls(request, tokenizer)
             sampling = json_or_calls(sampling, calls, request.callable_functions, tokenizer)
             # Refuses what cannot be beside that.

@@ -10,7 +10,8 @@ from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from .events import ToolCallParser
 from .parsers import (
-    TAG_BEGIN,
+    GEMMA_TAGS,
+    TAGS,
     NamedCallParser,
     RequiredCallParser,
     TaggedCallsParser,
@@ -18,9 +19,9 @@ from .parsers import (
     json_parser,
     named_json_parser,
 )
-from .written import function_call, json_call, no_texts, pairs_call
+from .written import function_call, gemma_call, json_call, no_texts, pairs_call
 
-Kind = Literal["named", "required", "hermes", "json", "qwen3_coder", "glm45", "mistral", "harmony"]
+Kind = Literal["named", "required", "hermes", "json", "qwen3_coder", "glm45", "gemma4", "mistral", "harmony"]
 
 # In templates of models that write nothing but JSON: Mistral, Granite, Llama 3. No text has the first two, which are
 # special tokens.
@@ -55,7 +56,7 @@ class CallFormat:
         Raises `InvalidRequestError` where it is none that is known.
         """
         kind = _own_kind(tokenizer)
-        named = {} if kind in ("hermes", "json") else functions
+        named = {} if kind in ("hermes", "json", "gemma4") else functions
         return cls(kind, most=most, functions={name: no_texts(schema) for name, schema in named.items()})
 
     @classmethod
@@ -83,6 +84,8 @@ class CallFormat:
                 return TaggedCallsParser(key, partial(function_call, no_texts=self.functions), self.most)
             case "glm45":
                 return TaggedCallsParser(key, partial(pairs_call, no_texts=self.functions), self.most, needs_end=True)
+            case "gemma4":
+                return TaggedCallsParser(key, gemma_call, self.most, GEMMA_TAGS)
             case "mistral":
                 return named_json_parser(key, list(self.functions), self.most)
             case "harmony":
@@ -97,8 +100,10 @@ def _own_kind(tokenizer: Tokenizer) -> Kind:
     if tokenizer.thinks_unless_told:
         return "harmony"
     if has("tools") and not any(map(has, _UNKNOWN_SIGNS)):
+        if has(GEMMA_TAGS.begin) and tokenizer.special_token_id(GEMMA_TAGS.begin) is not None:
+            return "gemma4"
         # As a special token no text has it, and what is between is all that is seen.
-        has_tags = has(TAG_BEGIN) and tokenizer.special_token_id(TAG_BEGIN) is None
+        has_tags = has(TAGS.begin) and tokenizer.special_token_id(TAGS.begin) is None
         if (tagged := next(filter(has, _TAGGED_SIGNS), None)) is not None:
             if has_tags:
                 return _TAGGED_SIGNS[tagged]
@@ -106,10 +111,10 @@ def _own_kind(tokenizer: Tokenizer) -> Kind:
             return "mistral"
         elif has_tags:
             return "hermes"
-        elif has(TAG_BEGIN) or any(map(has, _JSON_SIGNS)):
+        elif has(TAGS.begin) or any(map(has, _JSON_SIGNS)):
             return "json"
     raise InvalidRequestError(
-        f"tools: the model's chat template has neither {TAG_BEGIN} nor another form of calls that is known, so that "
+        f"tools: the model's chat template has neither {TAGS.begin} nor another form of calls that is known, so that "
         'they could not be found in its answer: say tool_choice "required", a function or "none"',
         "tools",
     )

@@ -8,10 +8,10 @@ from ...engine.text.tokenizer import Tokenizer
 from ..spec.response_format import StructuredOutputs
 from ..spec.sampling import SamplingSpec
 from .formats import CallFormat
-from .parsers import TAG_BEGIN, TAG_END
+from .parsers import GEMMA_TAGS, TAGS
 
 # What stands in front of calls that are JSON, and behind them, where the tokenizer has it as a special token.
-_MARKS_BEFORE = ("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", TAG_BEGIN)
+_MARKS_BEFORE = ("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", TAGS.begin)
 _GUIDANCE = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 _OBJECT = {"type": "object", **_GUIDANCE}
 
@@ -54,11 +54,13 @@ class _Calls:
         match self._form.kind:
             case "hermes":
                 yield f"calls: {self._repeated('call', 'blank?')}"
-                yield f"call: {_text(TAG_BEGIN)} blank? {self._call('arguments')} blank? {_text(TAG_END)}"
+                yield f"call: {_text(TAGS.begin)} blank? {self._call('arguments')} blank? {_text(TAGS.end)}"
             case "qwen3_coder":
                 yield from self._tagged(f"{_text('<function=')} name {_text('>')}")
             case "glm45":
                 yield from self._tagged("name")
+            case "gemma4":
+                yield from self._as_gemma()
             case "mistral":
                 yield from self._named()
             case "json":
@@ -67,9 +69,20 @@ class _Calls:
     def _tagged(self, begin: str) -> Iterator[str]:
         """Of calls whose arguments are no JSON."""
         yield f"calls: {self._repeated('call', 'blank?')}"
-        yield f"call: {_text(TAG_BEGIN)} blank? {begin} inside"
+        yield f"call: {_text(TAGS.begin)} blank? {begin} inside"
         yield r"inside[lazy]: /(?s:.*<\/tool_call>)/"
         yield f"name: {self._any_name}"
+
+    def _as_gemma(self) -> Iterator[str]:
+        """Of which no text has the marks in it, as they are special tokens."""
+        quote = self._mark('<|"|>')
+        yield f"calls: {self._repeated('call', 'blank?')}"
+        yield f'call: {self._mark(GEMMA_TAGS.begin)} "call:" name object {self._mark(GEMMA_TAGS.end)}'
+        yield f"name: {self._any_name}"
+        yield 'object: "{" (pair ("," pair)*)? "}"'
+        yield r'pair: /[^\s{}\[\]:,"<]+/ ":" value'
+        yield 'value: string | object | "[" (value ("," value)*)? "]" | %json {"type": ["number", "boolean", "null"]}'
+        yield rf"string: {quote} /(?s:.*)/ {quote}"
 
     def _named(self) -> Iterator[str]:
         call_id = f"({self._mark('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?"
@@ -80,7 +93,7 @@ class _Calls:
     def _as_json(self) -> Iterator[str]:
         marks = [self._mark(mark) for mark in _MARKS_BEFORE if self._tokenizer.special_token_id(mark) is not None]
         before = f"({' | '.join(marks)})?" if marks else ""
-        after = "" if self._tokenizer.special_token_id(TAG_END) is None else f"{self._mark(TAG_END)}?"
+        after = "" if self._tokenizer.special_token_id(TAGS.end) is None else f"{self._mark(TAGS.end)}?"
         calls = self._repeated("call", '";"? blank?')
         bodies = self._repeated("body", 'blank? "," blank?')
         yield f"calls: {before} list {after} | {calls}"

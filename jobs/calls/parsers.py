@@ -3,12 +3,21 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from ..streams.events import StreamEvent
 from .events import CallDelta, CallEvent
 from .written import Call, calls_of, decoded, decoded_all
 
-TAG_BEGIN, TAG_END = "<tool_call>", "</tool_call>"
+
+class Tags(NamedTuple):
+    """Around a call."""
+
+    begin: str
+    end: str
+
+
+TAGS, GEMMA_TAGS = Tags("<tool_call>", "</tool_call>"), Tags("<|tool_call>", "<tool_call|>")
 # As the grammar of forced calls has it.
 _HEAD = re.compile(r'(?:\[|, )\{"name": ("(?:[^"\\]|\\.)*"), "parameters": *(?=\{)')
 
@@ -185,16 +194,22 @@ def _headed_parser(
 
 
 class TaggedCallsParser:
-    """Of an answer with calls between `<tool_call>` and `</tool_call>`, where `read` finds one.
+    """Of an answer with calls between `tags`, where `read` finds one.
 
     What is between them and is no call stays text, as does what follows `most` calls. The text is complete in any case:
     nothing of it is lost. `needs_end`: by what stands before the closing marker it cannot be known to be complete.
     """
 
     def __init__(
-        self, key: str, read: Callable[[str], Call | None], most: int | None = None, needs_end: bool = False
+        self,
+        key: str,
+        read: Callable[[str], Call | None],
+        most: int | None = None,
+        tags: Tags = TAGS,
+        needs_end: bool = False,
     ) -> None:
         self._key = key
+        self._tags = tags
         self._read = read
         self._needs_end = needs_end
         self._most = most
@@ -216,9 +231,9 @@ class TaggedCallsParser:
 
     def _pieces(self, is_final: bool) -> Iterator[tuple[str, Call | None]]:
         """What is known by now, each a text and the call after it."""
-        num_calls = self._num_calls
-        while (begin := self._held.find(TAG_BEGIN)) >= 0:
-            end = self._held.find(TAG_END, begin)
+        num_calls, tags = self._num_calls, self._tags
+        while (begin := self._held.find(tags.begin)) >= 0:
+            end = self._held.find(tags.end, begin)
             if end < 0 and not is_final:
                 # What stands before it may be told; blanks in front of a call are none of the text's.
                 before = self._held[:begin].rstrip()
@@ -226,23 +241,23 @@ class TaggedCallsParser:
                 yield before, None
                 return
             # A model may end without the closing marker.
-            after = len(self._held) if end < 0 else end + len(TAG_END)
-            inside = self._held[begin + len(TAG_BEGIN) : None if end < 0 else end]
+            after = len(self._held) if end < 0 else end + len(tags.end)
+            inside = self._held[begin + len(tags.begin) : None if end < 0 else end]
             before, whole, self._held = self._held[:begin], self._held[:after], self._held[after:]
             is_none = num_calls == self._most or (end < 0 and self._needs_end)
             call = None if is_none else self._read(inside)
             num_calls += call is not None
             yield (whole, None) if call is None else (before.rstrip(), call)
-        keep = 0 if is_final else _num_held(self._held)
+        keep = 0 if is_final else _num_held(self._held, tags.begin)
         given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         # Blanks after the last call are none of the text's either.
         yield "" if is_final and num_calls and not given.strip() else given, None
 
 
-def _num_held(text: str) -> int:
+def _num_held(text: str, marker: str) -> int:
     """How many characters at the end of `text` may belong to a call: the beginning of its marker, blanks before it."""
-    longest = min(len(TAG_BEGIN) - 1, len(text))
-    size = next((size for size in range(longest, 0, -1) if TAG_BEGIN.startswith(text[-size:])), 0)
+    longest = min(len(marker) - 1, len(text))
+    size = next((size for size in range(longest, 0, -1) if marker.startswith(text[-size:])), 0)
     before = text[: len(text) - size]
     return size + len(before) - len(before.rstrip())
 

@@ -16,6 +16,12 @@ _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>\s*(?=
 _NAME = re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*(?=<arg_key>|$)")
 _PAIR = re.compile(r"\s*<arg_key>\s*(.*?)\s*</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|$)", re.DOTALL)
 _OF_PYTHON = {"True": True, "False": False, "None": None}
+_HEAD = re.compile(r"\s*call:([a-zA-Z0-9_.-]{1,64})\s*(?=\{)")
+_PIECE = re.compile(
+    r"""<\|"\|>(?P<text>.*?)<\|"\|>|'(?P<single>[^']*)'(?=\s*[,}\]])|(?P<json>"(?:[^"\\]|\\.)*")"""
+    r"""|(?P<mark>[{}\[\],:=]|\s+)|(?P<bare>[^{}\[\],:="'<][^{}\[\],:="<]*)(?P<names>(?=[:=]))?""",
+    re.DOTALL,
+)
 
 
 def json_call(inside: str) -> Call | None:
@@ -34,6 +40,34 @@ def pairs_call(inside: str, no_texts: NoTexts) -> Call | None:
     """`NAME<arg_key>NAME</arg_key><arg_value>value</arg_value>…`: GLM's from 4.5 on."""
     found = _NAME.match(inside)
     return None if found is None else _call(found[1], inside[found.end() :], _PAIR, no_texts)
+
+
+def gemma_call(inside: str) -> Call | None:
+    """`call:NAME{key:<|"|>text<|"|>,other:[1,true]}`: Gemma 4's.
+
+    Now and then it writes texts as JSON or Python do, or without any marks, and "=" before a value.
+    """
+    found = _HEAD.match(inside)
+    if found is None:
+        return None
+    pieces, place = [], found.end()
+    while place < len(inside):
+        if (piece := _PIECE.match(inside, place)) is None:
+            return None
+        pieces.append(_as_json(piece))
+        place = piece.end()
+    arguments = decoded("".join(pieces))
+    return {"name": found[1], "arguments": arguments} if isinstance(arguments, Mapping) else None
+
+
+def _as_json(piece: re.Match[str]) -> str:
+    text = piece["single"] if piece["text"] is None else piece["text"]
+    if text is not None:
+        return json.dumps(text)
+    if piece["bare"] is None:
+        return ":" if piece[0] == "=" else piece[0]
+    bare = piece["bare"].strip()
+    return json.dumps(_value(bare) if piece["names"] is None else bare)
 
 
 def _call(name: str, text: str, argument: re.Pattern[str], no_texts: NoTexts) -> Call | None:

@@ -74,7 +74,7 @@ class PromptRenderer:
             problem = f"the chat template of model {public_name(spec.model)} has no tools"
             raise SpecError(problem, ": leave out ", Argument("tools"), field="tools")
         # A batch's requests say each what they are told.
-        thinks = spec.sampling.reasoning or spec.samples_each_row
+        thinks = None if spec.samples_each_row else spec.sampling.reasoning
         self._template_kwargs = tokenizer.template_kwargs(spec.chat_template_kwargs or {}, thinks, spec.told_time)
         self._model_name = public_name(spec.model)
         self.image_column = spec.image

@@ -114,7 +114,7 @@ class Asker:
         prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
         sampling = self._sampling(model, prompt, body, model.prompts.context_length)
         thinks = body.include_reasoning, body.thinking_token_budget, body.begun
-        sampling = with_reasoning(sampling, model.prompts.tokenizer, *thinks)
+        sampling = with_reasoning(sampling, model.prompts.tokenizer, body.told_template, *thinks)
         sampling = json_or_calls(sampling, calls, body.callable_functions, model.prompts.tokenizer)
         request = self._request(model, prompt, body, sampling)
         asked = self._submit(model, [request], body)

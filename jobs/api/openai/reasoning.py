@@ -1,7 +1,8 @@
 """A thinking model's answer in two: what it thought, and what it says then."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from ....engine.errors import InvalidRequestError
 from ....engine.structured.reasoning import ThinkingStage
@@ -70,18 +71,19 @@ class ReasoningParser:
 def with_reasoning(
     sampling: SamplingSpec,
     tokenizer: Tokenizer,
+    told: Mapping[str, Any],
     include_reasoning: bool | None,
     thinking_token_budget: int | None,
     begun: str | None = None,
 ) -> SamplingSpec:
     """The sampling of a chat that says so, where its model thinks.
 
-    Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. What thinks
-    unless it is told not to is parted where nothing is said. `begun`: an answer that is gone on with, which is thought
-    about no more unless it ends within the thinking. Raises `InvalidRequestError` where the thinking of a model that
-    does not think is to be bounded.
+    Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. What is of no
+    use unparted is parted where nothing is said. `told`: what the chat template is; `begun`: an answer that is gone on
+    with, which is thought about no more unless it ends within the thinking. Raises `InvalidRequestError` where the
+    thinking of a model that does not think is to be bounded.
     """
-    if include_reasoning is None and thinking_token_budget is None and not tokenizer.thinks_unless_told:
+    if include_reasoning is None and thinking_token_budget is None and not tokenizer.parts_unasked(told):
         return sampling
     try:
         tokens = tokenizer.reasoning(True)

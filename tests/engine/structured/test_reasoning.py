@@ -72,6 +72,42 @@ def test_the_break_before_a_held_answer_is_of_neither_part(prompt, begin, num_to
     assert (answer, tracker.num_reasoning) == (expected.answer, num_reasoning)
 
 
+LABELLED = ReasoningTokens(START, END, label_token_ids=(6, 7), switch_token_id=5)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "expected"),
+    [
+        ((5, 1), (START, 6, 7, 2, 6, END, 4), Split((2, 6), (4,), 6)),
+        ((5, 1), (START, 6, 2, END, 4), Split((2,), (4,), 4)),
+        ((5, 1), (START, 7, 6, END), Split((7, 6), (), 4)),
+        ((5, 1), (START, 6, 7), Split((), (), 3)),
+        ((5, 1), (START, END, 4), Split((), (4,), 2)),
+        ((5, START, 6, 7), (6, 7, END, 4), Split((6, 7), (4,), 3)),
+        ((5, START, 6, 7, END), (2, 3), Split((), (2, 3), 0)),
+    ],
+)
+def test_what_the_thinking_is_labelled_with_is_no_thought(prompt, tokens, expected, is_held):
+    assert LABELLED.split(prompt, tokens, is_held) == expected
+    tracker = ThinkingTracker(LABELLED, prompt, is_held)
+    told = [(token, tracker.add(token), tracker.is_marker) for token in tokens]
+    thought = tuple(token for token, is_thought, is_marker in told if is_thought and not is_marker)
+    assert (thought, tracker.num_reasoning) == (expected.reasoning, expected.num_reasoning)
+
+
+def test_a_held_answer_is_thought_about_where_the_prompt_has_the_switch():
+    for prompt, begin in (((5, 1), [START, 6, 7]), ((1, 2), [])):
+        request = Request("r", [*prompt], CHOOSING, CHOICES, reasoning=LABELLED)
+        events = run_all(make_engine()[0], [request])["r"]
+        said = token_ids(events)
+        assert said[: len(begin)] == begin
+        assert (END in said) == bool(begin)
+        assert LABELLED.split(prompt, said, is_held=True).answer == chosen(events[-1])
+    # One that is not held may be thought about unasked.
+    assert LABELLED.split((1, 2), (START, 6, 7, END, 4)) == Split((), (4,), 4)
+
+
 @pytest.mark.parametrize("budget", [None, 0, 1, 4])
 @pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}, {"max_num_batched_tokens": 3}])
 def test_choices_are_scored_after_the_thinking(options, budget):

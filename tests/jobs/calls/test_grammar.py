@@ -58,6 +58,12 @@ KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
         ['[TOOL_CALLS]find[ARGS]{"q": "a"}', "[TOOL_CALLS]close[ARGS]{}"],
         "",
     ),
+    "gemma4": (
+        "{{ tools }}<|tool_call>call:f{}<tool_call|>",
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
+        ['<|tool_call>call:find{q:<|"|>a<|"|>}<tool_call|>', "<|tool_call>call:close{}<tool_call|>"],
+        "",
+    ),
     "json, as Llama 3 has it": (
         '{{ tools }}{"name": "f", "parameters": {}}',
         (),
@@ -120,6 +126,16 @@ def test_an_answer_is_of_its_form_or_a_call(
         assert not follows(either, text, tokenizer), text
     one = held(tokenizer, CallFormat.of_model(tokenizer, functions, most=1), response_format=FORMAT)
     assert [follows(one, text, tokenizer) for text in (*calls, both)] == [True, True, False]
+
+
+def test_what_gemma_calls_with_is_of_any_form(tmp_path: Path) -> None:
+    template, special, _, _ = KINDS["gemma4"]
+    tokenizer = tokenizer_of(tmp_path, template, special)
+    either = held(tokenizer, CallFormat.of_model(tokenizer, {}), response_format=FORMAT)
+    value = """{a:-1.5,b_c:[true,[],{d:<|"|>it's "{a:1}", <b>\n<|"|>}],e:null}"""
+    assert follows(either, f"<|tool_call>call:find{value}<tool_call|>", tokenizer)
+    for wrong in ("{a:b}", "{a}", "{a:1,}", '{"a":1}', '{a:<|"|>b}', '{a:<|"|>b<|"|><|"|>c<|"|>}', "{} "):
+        assert not follows(either, f"<|tool_call>call:find{wrong}<tool_call|>", tokenizer), wrong
 
 
 def test_calls_may_be_a_list(tmp_path: Path) -> None:

@@ -111,7 +111,50 @@ for kind, write in XML:
         (kind, "no call"): ("<tool_call>one two</tool_call>", "<tool_call>one two</tool_call>", []),
         (kind, "cut short"): (one[: one.index("</", 60)], one[: one.index("</", 60)], []),
     }
+GEMMA = '<|tool_call>call:f{a:1,on:<|"|>é, "x": }<|"|>}<tool_call|>'
+GEMMA_F: list[tuple[str, Any]] = [("f", {"a": 1, "on": 'é, "x": }'})]
 OWN |= {
+    ("gemma4", name): (f"<|tool_call>call:g{inside}<tool_call|>", "", [("g", arguments)])
+    for name, inside, arguments in (
+        ("nothing given", "{}", {}),
+        (
+            "values",
+            "{a:[true,false,null],b:{c:-1.5e3,d:[]},e:{}}",
+            {"a": [True, False, None], "b": {"c": -1500.0, "d": []}, "e": {}},
+        ),
+        ("blanks", ' { a : 1 , b : <|"|> c\n<|"|> }\n', {"a": 1, "b": " c\n"}),
+        ("keys as texts", '{<|"|>a b<|"|>:1,"c":2}', {"a b": 1, "c": 2}),
+        ("texts as JSON has them", '{a:["b, }\\"",\'c\'],d:{"e":"f"}}', {"a": ['b, }"', "c"], "d": {"e": "f"}}),
+        (
+            "texts as they are",
+            "{a:celsius,b:[New York,5 km],c:True,1:it's}",
+            {"a": "celsius", "b": ["New York", "5 km"], "c": True, "1": "it's"},
+        ),
+        ("as it was seen", '{a:<|"|>"""b"""<|"|>,c=["d"],e="f, \\"g\\""}', {"a": '"""b"""', "c": ["d"], "e": 'f, "g"'}),
+        ("an empty text", '{a:<|"|><|"|>}', {"a": ""}),
+    )
+}
+OWN |= {
+    ("gemma4", name): (written, written, [])
+    for name, written in (
+        ("text", "call:f{a:1}"),
+        ("another's form", P),
+        ("no arguments", "<|tool_call>call:f<tool_call|>"),
+        ("no name", "<|tool_call>call:{a:1}<tool_call|>"),
+        ("no value", "<|tool_call>call:f{a}<tool_call|>"),
+        ("a text without an end", '<|tool_call>call:f{a:<|"|>b}<tool_call|>'),
+        ("cut short", GEMMA[:-14]),
+        ("begun at the end", "a <|tool_ca"),
+    )
+}
+OWN |= {
+    ("gemma4", "two after a text"): (
+        f"Let me see.\n{GEMMA}<|tool_call>call:g{{}}<tool_call|>",
+        "Let me see.",
+        [*GEMMA_F, ("g", {})],
+    ),
+    ("gemma4", "text behind"): (f"{GEMMA} done", " done", GEMMA_F),
+    ("gemma4", "no end"): (GEMMA.removesuffix("<tool_call|>"), "", GEMMA_F),
     ("glm45", "cut between"): (pairs("g", b="1")[:-13], pairs("g", b="1")[:-13], []),
     ("mistral", "one"): ('f{"a": 1}', "", [("f", {"a": 1})]),
     ("mistral", "two"): ('f{"a": 1}g{"b": "}{"}', "", [("f", {"a": 1}), ("g", {"b": "}{"})]),

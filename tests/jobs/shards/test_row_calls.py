@@ -21,6 +21,7 @@ from headrace.jobs.shards.row_calls import RowTools, has_calls
 from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.schemas import JobSpec
 
+from ...engine.gemma4_chats import gemma4_copy
 from ..attempts import RECEIPT
 from ..running import MODEL
 
@@ -131,6 +132,16 @@ def test_a_rows_own_functions_go_before_the_jobs(tmp_path):
     # With a template over the columns it is a column like any other.
     [call] = answers(coder, [(CODER, "hammer")], tools=[CLOSE], prompt="{custom_id}")[0]
     assert call["function"]["name"] == "close"
+
+
+def test_special_tokens_of_gemmas_calls_are_in_the_text(tmp_path):
+    gemma = gemma4_copy(MODEL, tmp_path / "gemma")
+    written = 'So:<|tool_call>call:close{n:[1],why:<|"|>1, "é"<|"|>}<tool_call|>'
+    [[call]] = answers(gemma, [(written, json.dumps([CLOSE]))])
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        "close",
+        {"n": [1], "why": '1, "é"'},
+    )
 
 
 def test_calls_of_an_unknown_form_stay_text(tmp_path):
