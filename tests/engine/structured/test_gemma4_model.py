@@ -94,9 +94,10 @@ def test_texts_have_the_special_tokens_of_calls_in_them(tmp_path):
         assert "".join(map(detokenizer.add, tokens)) == text
 
 
-def test_a_template_that_writes_of_no_thinking_is_of_a_model_that_does_not_think(tmp_path):
+@pytest.mark.parametrize(("begin", "thinks"), [("", False), ("{{ '<|think|>' if enable_thinking }}", True)])
+def test_a_model_thinks_if_its_template_can_tell_it_to(tmp_path, begin, thinks):
     folder = gemma4_copy(MODEL, tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     plain = "{% for message in messages %}{{ message.content.split('<channel|>')[-1] }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": plain}))
-    assert Tokenizer.from_pretrained(folder).template_kwargs({}, thinks=True) == {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": begin + plain}))
+    assert bool(Tokenizer.from_pretrained(folder).template_kwargs({}, thinks=True)) is thinks
