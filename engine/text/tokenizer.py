@@ -19,6 +19,7 @@ from ..structured.grammar import Grammar, GrammarCompiler
 from ..structured.harmony import HarmonyTokens
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
+from . import call_tags
 from .chat_ending import ChatEnding
 from .chat_templates import TIME, ChatTemplates
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-# Of what Gemma 4 writes to call tools: without it a call could not be told from text, nor a text in it from a number.
-_WRITTEN_CALLS = ("<|tool_call>", "<tool_call|>", '<|"|>')
 # What most chat templates know it by.
 _THINKS = "enable_thinking"
 
@@ -170,9 +169,9 @@ class Tokenizer:
     def hidden_token_ids(self) -> Collection[int] | None:
         """The special tokens that texts are without, where some are in them; None where that is all of them."""
         special = self._special_tokens
-        if _WRITTEN_CALLS[0] not in special:
+        if special.keys().isdisjoint(call_tags.WRITTEN):
             return None
-        return frozenset(token for text, token in special.items() if text not in _WRITTEN_CALLS)
+        return frozenset(token for text, token in special.items() if text not in call_tags.WRITTEN)
 
     def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         """What each token alone adds to a text, special ones included; part of a character becomes U+FFFD."""

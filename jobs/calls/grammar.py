@@ -1,14 +1,16 @@
 """Answers that are JSON of some form or else the model's own calls of tools, as a grammar in Lark."""
 
 import json
+import re
 from collections.abc import Collection, Iterator
 
 from ...engine.structured.structured_outputs import WHITESPACE, StructuredOutputsParams
+from ...engine.text import call_tags
 from ...engine.text.tokenizer import Tokenizer
 from ..spec.response_format import StructuredOutputs
 from ..spec.sampling import SamplingSpec
 from .formats import CallFormat
-from .parsers import GEMMA_TAGS, TAGS
+from .parsers import TAGS
 
 # What stands in front of calls that are JSON, and behind them, where the tokenizer has it as a special token.
 _MARKS_BEFORE = ("[TOOL_CALLS]", "<|tool_call|>", "<|python_tag|>", TAGS.begin)
@@ -53,31 +55,54 @@ class _Calls:
         """None for calls that are not the model's own, or messages."""
         match self._form.kind:
             case "hermes":
-                yield f"calls: {self._repeated('call', 'blank?')}"
-                yield f"call: {_text(TAGS.begin)} blank? {self._call('arguments')} blank? {_text(TAGS.end)}"
-            case "qwen3_coder":
-                yield from self._tagged(f"{_text('<function=')} name {_text('>')}")
+                yield from self._tagged(f"blank? {self._call('name', 'arguments')} blank?")
+            case "qwen3_coder" | "seed_oss":
+                yield from self._lazily(f"blank? {_text('<function=')} name {_text('>')}")
             case "glm45":
-                yield from self._tagged("name")
+                yield from self._lazily("blank? name")
+            case "minimax_m2":
+                yield from self._lazily(f"""blank? {_text('<invoke name="')} name {_text('">')}""")
+            case "deepseek_v3":
+                kind = _text(f"function{call_tags.DEEPSEEK_SEPARATOR}")
+                yield from self._lazily(f"blank? {_text(call_tags.DEEPSEEK_CALL.begin)} ({kind})? name")
+            case "olmo3":
+                yield from self._lazily(f"blank? name {_text('(')}")
             case "gemma4":
                 yield from self._as_gemma()
+            case "hunyuan":
+                yield from self._tagged(f"blank? {self._list('name', 'arguments')} blank?")
+            case "cohere":
+                yield from self._tagged(f"blank? {self._list('tool_name', 'parameters')} blank?")
+            case "apertus":
+                each = [{**_OBJECT, **_only({name: {"type": "object"}})} for name in self._names]
+                yield from self._tagged(f"blank? {self._list_of({'anyOf': each})} blank?")
             case "mistral":
                 yield from self._named()
             case "json":
                 yield from self._as_json()
 
-    def _tagged(self, begin: str) -> Iterator[str]:
-        """Of calls whose arguments are no JSON."""
+    def _tagged(self, inside: str) -> Iterator[str]:
+        """Of calls between tags."""
+        tags = self._form.tags
         yield f"calls: {self._repeated('call', 'blank?')}"
-        yield f"call: {_text(TAGS.begin)} blank? {begin} inside"
-        yield r"inside[lazy]: /(?s:.*<\/tool_call>)/"
+        yield f"call: {self._mark(tags.begin)} {inside} {self._mark(tags.end)}"
+
+    def _lazily(self, begin: str) -> Iterator[str]:
+        """Of calls between tags that are no JSON: what follows `begin` is anything."""
+        tags = self._form.tags
+        yield f"calls: {self._repeated('call', 'blank?')}"
+        yield f"call: {self._mark(tags.begin)} {begin} inside"
+        if self._tokenizer.special_token_id(tags.end) is None:
+            # In Lark slashes end an expression.
+            yield rf"inside[lazy]: /(?s:.*{re.escape(tags.end).replace('/', chr(92) + '/')})/"
+        else:
+            yield f"inside: /(?s:.*)/ {self._mark(tags.end)}"
         yield f"name: {self._any_name}"
 
     def _as_gemma(self) -> Iterator[str]:
         """Of which no text has the marks in it, as they are special tokens."""
-        quote = self._mark('<|"|>')
-        yield f"calls: {self._repeated('call', 'blank?')}"
-        yield f'call: {self._mark(GEMMA_TAGS.begin)} "call:" name object {self._mark(GEMMA_TAGS.end)}'
+        quote = self._mark(call_tags.GEMMA_QUOTE)
+        yield from self._tagged('"call:" name object')
         yield f"name: {self._any_name}"
         yield 'object: "{" (pair ("," pair)*)? "}"'
         yield r'pair: /[^\s{}\[\]:,"<]+/ ":" value'
@@ -99,7 +124,7 @@ class _Calls:
         yield f"calls: {before} list {after} | {calls}"
         yield f'list: "[" blank? {bodies} blank? "]"'
         yield f"call: {before} blank? body blank? {after}"
-        yield f"body: {self._call('arguments')} | {self._call('parameters')}"
+        yield f"body: {self._call('name', 'arguments')} | {self._call('name', 'parameters')}"
 
     def _repeated(self, rule: str, between: str) -> str:
         return rule if self._form.most == 1 else f"{rule} ({between} {rule})*"
@@ -108,14 +133,28 @@ class _Calls:
     def _any_name(self) -> str:
         return " | ".join(map(_text, self._names))
 
-    def _call(self, arguments: str) -> str:
-        properties = {"name": {"enum": self._names}, arguments: {"type": "object"}}
-        required = {"required": list(properties), "additionalProperties": False}
-        return _json({"type": "object", "properties": properties, **required, **_GUIDANCE})
+    def _call(self, name: str, arguments: str) -> str:
+        return _json({**_OBJECT, **self._properties(name, arguments)})
+
+    def _list(self, name: str, arguments: str) -> str:
+        return self._list_of({**_OBJECT, **self._properties(name, arguments)})
+
+    def _list_of(self, call: object) -> str:
+        most = {} if self._form.most is None else {"maxItems": self._form.most}
+        return _json({"type": "array", "items": call, "minItems": 1, **most, **_GUIDANCE})
+
+    def _properties(self, name: str, arguments: str) -> dict[str, object]:
+        # Cohere counts its calls.
+        number = {"tool_call_id": {"type": "string"}} if name == "tool_name" else {}
+        return _only({**number, name: {"enum": self._names}, arguments: {"type": "object"}})
 
     def _mark(self, text: str) -> str:
         token_id = self._tokenizer.special_token_id(text)
         return _text(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _only(properties: dict[str, object]) -> dict[str, object]:
+    return {"properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _json(schema: object) -> str:

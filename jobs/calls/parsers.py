@@ -2,22 +2,15 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
+from ...engine.text.call_tags import Tags
 from ..streams.events import StreamEvent
 from .events import CallDelta, CallEvent
 from .written import Call, calls_of, decoded, decoded_all
 
-
-class Tags(NamedTuple):
-    """Around a call."""
-
-    begin: str
-    end: str
-
-
-TAGS, GEMMA_TAGS = Tags("<tool_call>", "</tool_call>"), Tags("<|tool_call>", "<tool_call|>")
+TAGS = Tags("<tool_call>", "</tool_call>")
 # As the grammar of forced calls has it.
 _HEAD = re.compile(r'(?:\[|, )\{"name": ("(?:[^"\\]|\\.)*"), "parameters": *(?=\{)')
 
@@ -194,16 +187,16 @@ def _headed_parser(
 
 
 class TaggedCallsParser:
-    """Of an answer with calls between `tags`, where `read` finds one.
+    """Of an answer with calls between `tags`, where `read` finds one, or several.
 
-    What is between them and is no call stays text, as does what follows `most` calls. The text is complete in any case:
-    nothing of it is lost. `needs_end`: by what stands before the closing marker it cannot be known to be complete.
+    What is between them and is no call stays text, as does what follows `most` calls, if only as JSON: nothing of an
+    answer is lost. `needs_end`: by what stands before the closing marker it cannot be known to be complete.
     """
 
     def __init__(
         self,
         key: str,
-        read: Callable[[str], Call | None],
+        read: Callable[[str], Sequence[Call]],
         most: int | None = None,
         tags: Tags = TAGS,
         needs_end: bool = False,
@@ -221,16 +214,15 @@ class TaggedCallsParser:
         self._held += event.text
         text: list[str] = []
         calls: list[Call] = []
-        for piece, call in self._pieces(event.is_final):
+        for piece, found in self._pieces(event.is_final):
             text.append(piece)
-            if call is not None:
-                calls.append(call)
+            calls += found
         first = self._num_calls
         self._num_calls += len(calls)
         return _with_calls(event, "".join(text), calls, self._key, first)
 
-    def _pieces(self, is_final: bool) -> Iterator[tuple[str, Call | None]]:
-        """What is known by now, each a text and the call after it."""
+    def _pieces(self, is_final: bool) -> Iterator[tuple[str, Sequence[Call]]]:
+        """What is known by now, each a text and the calls after it."""
         num_calls, tags = self._num_calls, self._tags
         while (begin := self._held.find(tags.begin)) >= 0:
             end = self._held.find(tags.end, begin)
@@ -238,20 +230,26 @@ class TaggedCallsParser:
                 # What stands before it may be told; blanks in front of a call are none of the text's.
                 before = self._held[:begin].rstrip()
                 self._held = self._held[len(before) :]
-                yield before, None
+                yield before, ()
                 return
             # A model may end without the closing marker.
             after = len(self._held) if end < 0 else end + len(tags.end)
             inside = self._held[begin + len(tags.begin) : None if end < 0 else end]
             before, whole, self._held = self._held[:begin], self._held[:after], self._held[after:]
             is_none = num_calls == self._most or (end < 0 and self._needs_end)
-            call = None if is_none else self._read(inside)
-            num_calls += call is not None
-            yield (whole, None) if call is None else (before.rstrip(), call)
+            calls = () if is_none else self._read(inside)
+            yield (before.rstrip(), calls[: self._left(num_calls)]) if calls else (whole, ())
+            if rest := calls[self._left(num_calls) :]:
+                yield json.dumps(rest, ensure_ascii=False), ()
+            num_calls += len(calls) - len(rest)
         keep = 0 if is_final else _num_held(self._held, tags.begin)
         given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         # Blanks after the last call are none of the text's either.
-        yield "" if is_final and num_calls and not given.strip() else given, None
+        yield "" if is_final and num_calls and not given.strip() else given, ()
+
+    def _left(self, num_calls: int) -> int:
+        """How many more are taken."""
+        return sys.maxsize if self._most is None else self._most - num_calls
 
 
 def _num_held(text: str, marker: str) -> int:

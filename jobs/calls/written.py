@@ -1,4 +1,4 @@
-"""One call as a model has written it, read: its name and its arguments."""
+"""One call as a model has written it, read: its name and its arguments. None where it is no call."""
 
 import json
 import re
@@ -33,13 +33,13 @@ def json_call(inside: str) -> Call | None:
 def function_call(inside: str, no_texts: NoTexts) -> Call | None:
     """`<function=NAME><parameter=NAME>value</parameter>…</function>`: Qwen3-Coder's."""
     found = _FUNCTION.fullmatch(inside)
-    return None if found is None else _call(found[1].strip(), found[2], _PARAMETER, no_texts)
+    return None if found is None else call_of(found[1].strip(), found[2], _PARAMETER, no_texts)
 
 
 def pairs_call(inside: str, no_texts: NoTexts) -> Call | None:
     """`NAME<arg_key>NAME</arg_key><arg_value>value</arg_value>…`: GLM's from 4.5 on."""
     found = _NAME.match(inside)
-    return None if found is None else _call(found[1], inside[found.end() :], _PAIR, no_texts)
+    return None if found is None else call_of(found[1], inside[found.end() :], _PAIR, no_texts)
 
 
 def gemma_call(inside: str) -> Call | None:
@@ -70,8 +70,8 @@ def _as_json(piece: re.Match[str]) -> str:
     return json.dumps(_value(bare) if piece["names"] is None else bare)
 
 
-def _call(name: str, text: str, argument: re.Pattern[str], no_texts: NoTexts) -> Call | None:
-    """None where anything but arguments is in the text."""
+def call_of(name: str, text: str, argument: re.Pattern[str], no_texts: NoTexts) -> Call | None:
+    """With the arguments in the text, each of which the pattern finds; None where anything else is in it."""
     arguments, place = {}, 0
     while text[place:].strip():
         if (found := argument.match(text, place)) is None:
@@ -121,12 +121,12 @@ def calls_of(values: Any) -> list[Call] | None:
         return None
     calls: list[Call] = []
     for value in values:
-        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        named = value if isinstance(value, Mapping) else {}
+        name = named.get("name", named.get("tool_name"))
+        arguments = named.get("arguments", named.get("parameters"))
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
             return None
-        arguments = value.get("arguments", value.get("parameters"))
-        if not isinstance(arguments, Mapping):
-            return None
-        calls.append({"name": value["name"], "arguments": arguments})
+        calls.append({"name": name, "arguments": arguments})
     return calls
 
 

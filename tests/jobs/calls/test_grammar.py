@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.text.call_tags import DEEPSEEK_SEPARATOR
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.calls.formats import CallFormat
 from headrace.jobs.calls.grammar import json_or_calls
 from headrace.jobs.spec.sampling import SamplingSpec
 
 from ..running import MODEL
-from .written_calls import parsed
+from .written_calls import parsed, separated
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": CITY}}
@@ -24,6 +25,14 @@ CLOSE: Any = ("close", {})
 HERMES = [
     '<tool_call>\n{"name": "find", "arguments": {"q": "a"}}\n</tool_call>',
     '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>',
+]
+SEPARATED = [
+    separated(f"find{DEEPSEEK_SEPARATOR}" + '{"q": "a"}'),
+    separated(f"close{DEEPSEEK_SEPARATOR}" + "{}"),
+]
+OLD_SEPARATED = [
+    separated(f'function{DEEPSEEK_SEPARATOR}find\n```json\n{{"q": "a"}}\n```'),
+    separated(f"function{DEEPSEEK_SEPARATOR}close\n```json\n{{}}\n```"),
 ]
 # Each with a template, special tokens, a call of each function as such models write it, and what parts them.
 KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
@@ -63,6 +72,62 @@ KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
         ("<|tool_call>", "<tool_call|>", '<|"|>'),
         ['<|tool_call>call:find{q:<|"|>a<|"|>}<tool_call|>', "<|tool_call>call:close{}<tool_call|>"],
         "",
+    ),
+    "seed_oss": (
+        "{{ tools }}<seed:tool_call>",
+        ("<seed:tool_call>", "</seed:tool_call>"),
+        [
+            "<seed:tool_call>\n<function=find>\n<parameter=q>a</parameter>\n</function>\n</seed:tool_call>",
+            "<seed:tool_call>\n<function=close>\n</function>\n</seed:tool_call>",
+        ],
+        "\n",
+    ),
+    "minimax_m2": (
+        "{{ tools }}<minimax:tool_call>",
+        (),
+        [
+            '<minimax:tool_call><invoke name="find"><parameter name="q">a</parameter>\n</invoke>\n</minimax:tool_call>',
+            '<minimax:tool_call>\n<invoke name="close">\n</invoke>\n</minimax:tool_call>',
+        ],
+        "\n",
+    ),
+    "deepseek_v3": ("{{ tools }}" + SEPARATED[0], (), SEPARATED, ""),
+    "deepseek_v3, as older ones have it": ("{{ tools }}" + SEPARATED[0], (), OLD_SEPARATED, ""),
+    "hunyuan": (
+        "{{ tools }}<tool_calls>",
+        (),
+        [
+            '<tool_calls>\n[{"name": "find", "arguments": {"q": "a"}}]\n</tool_calls>',
+            '<tool_calls>[{"name": "close", "arguments": {}}]</tool_calls>',
+        ],
+        "\n",
+    ),
+    "cohere": (
+        "{{ tools }}<|START_ACTION|>",
+        ("<|START_ACTION|>", "<|END_ACTION|>"),
+        [
+            '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "find", "parameters": {"q": "a"}}\n]<|END_ACTION|>',
+            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "close", "parameters": {}}]<|END_ACTION|>',
+        ],
+        "",
+    ),
+    "apertus": (
+        "{{ tools }}<|tools_prefix|>",
+        ("<|tools_prefix|>", "<|tools_suffix|>"),
+        [
+            '<|tools_prefix|>[{"find": {"q": "a"}}]<|tools_suffix|>',
+            '<|tools_prefix|>[{"close": {}}]<|tools_suffix|>',
+        ],
+        "",
+    ),
+    "olmo3": (
+        "{{ tools }}<function_calls>",
+        (),
+        [
+            '<function_calls>\nfind(q="a")\n</function_calls>',
+            "<function_calls>close()</function_calls>",
+        ],
+        "\n",
     ),
     "json, as Llama 3 has it": (
         '{{ tools }}{"name": "f", "parameters": {}}',
@@ -119,7 +184,7 @@ def test_an_answer_is_of_its_form_or_a_call(
     for text, expected in [(calls[0], [FIND]), (calls[1], [CLOSE]), (both, [FIND, CLOSE])]:
         assert follows(either, text, tokenizer), text
         token_ids = tokenizer.encode(text, add_special_tokens=False)
-        answer = tokenizer.decode(token_ids, skip_special_tokens=form.needs_bare_text)
+        answer = tokenizer.decode(token_ids)
         assert parsed(form.parser(""), [answer]) == ("", expected, "tool_calls")
     assert follows(either, '{"city": "Ulm"}', tokenizer)
     for text in ("", "Ulm", '{"city": 1}', calls[0].replace("find", "lose"), calls[0][:-1], f'{{"city": "Ulm"}}{both}'):

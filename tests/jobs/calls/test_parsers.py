@@ -1,16 +1,19 @@
 """Calls of tools are found in the texts that models write, whichever pieces these come in."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from headrace.engine.text.call_tags import DEEPSEEK
+from headrace.engine.text.call_tags import DEEPSEEK_SEPARATOR as SEPARATOR
 from headrace.jobs.calls.events import merged_calls
 from headrace.jobs.calls.formats import CallFormat, Kind
 from headrace.jobs.calls.written import no_texts
 from headrace.jobs.streams.events import StreamEvent
 
-from .written_calls import F, G, P, Q, parsed
+from .written_calls import F, G, P, Q, parsed, separated
 
 # What a model writes, the text of it, its calls.
 HERMES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
@@ -177,6 +180,66 @@ OWN |= {
     ("harmony", "another tool"): ("=python code1 + 1", "=python code1 + 1", []),
     ("harmony", "cut short"): ('=functions.f json{"a": ', '=functions.f json{"a": ', []),
 }
+# Calls of f and g as forms have them that write several together, what ends them there, and what none of them is.
+BLOCKS: dict[Kind, tuple[str, str, Sequence[str]]] = {
+    "seed_oss": (
+        "<seed:tool_call><function=f><parameter=a>1</parameter></function></seed:tool_call>"
+        "<seed:tool_call><function=g></function></seed:tool_call>",
+        "</seed:tool_call>",
+        ["<seed:tool_call>f(1)</seed:tool_call>"],
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        "</minimax:tool_call>",
+        [
+            '<minimax:tool_call><invoke name="f">1</invoke></minimax:tool_call>',
+            '<minimax:tool_call><invoke name="g"></invoke>\nand</minimax:tool_call>',
+        ],
+    ),
+    "deepseek_v3": (
+        separated(f'f{SEPARATOR}{{"a": 1}}', f"function{SEPARATOR}g\n```json\n{{}}\n```"),
+        DEEPSEEK.end,
+        [separated(f"f{SEPARATOR}1"), separated("f{}"), separated(f"f{SEPARATOR}{{}}", "")],
+    ),
+    "hunyuan": (
+        '<tool_calls>\n[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]\n</tool_calls>',
+        "</tool_calls>",
+        ['<tool_calls>{"name": "f", "arguments": {}}</tool_calls>', '<tool_calls>[{"name": "f"}]</tool_calls>'],
+    ),
+    "cohere": (
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '{"tool_call_id": "1", "tool_name": "g", "parameters": {}}]<|END_ACTION|>',
+        "<|END_ACTION|>",
+        ["<|START_ACTION|>[1]<|END_ACTION|>"],
+    ),
+    "apertus": (
+        '<|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>',
+        "<|tools_suffix|>",
+        ['<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>'],
+    ),
+    "olmo3": (
+        "<function_calls>\nf(a=1)\ng()\n</function_calls>",
+        "</function_calls>",
+        [
+            f"<function_calls>{each}</function_calls>"
+            for each in ("f(1)", "f", "f(a=b)", "f(**a)", "f()()", "a = 1", "f(a=b'')", "f(a=1e999)")
+        ],
+    ),
+}
+for kind, (block, end, wrong) in BLOCKS.items():
+    both = [("f", {"a": 1}), ("g", {})]
+    OWN |= {
+        (kind, "two after a text"): (f"Let me see.\n{block}\n", "Let me see.", both),
+        (kind, "text behind"): (f"{block} done", " done", both),
+        (kind, "no end"): (block.removesuffix(end), "", both),
+        **{(kind, each): (each, each, []) for each in wrong},
+    }
+OWN["olmo3", "values"] = (
+    '<function_calls>m.f(a="b)\\n\\"", c=[true, None, -1.5], d={"e": false})</function_calls>',
+    "",
+    [("m.f", {"a": 'b)\n"', "c": [True, None, -1.5], "d": {"e": False}})],
+)
 
 
 @pytest.mark.parametrize("case", OWN, ids=" ".join)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.engine.text.call_tags import DEEPSEEK, DEEPSEEK_CALL
 from headrace.jobs.calls.events import CallEvent, ToolCallParser, merged_calls
 from headrace.jobs.streams.events import StreamEvent
 
@@ -22,6 +23,13 @@ def called(name: str, **arguments: Any) -> str:
 
 def json_call(name: str, key: str = "arguments", **arguments: Any) -> str:
     return json.dumps({"name": name, key: arguments})
+
+
+def separated(*calls: str) -> str:
+    """As DeepSeek's models write them."""
+    return (
+        f"{DEEPSEEK.begin}{''.join(f'{DEEPSEEK_CALL.begin}{call}{DEEPSEEK_CALL.end}' for call in calls)}{DEEPSEEK.end}"
+    )
 
 
 F, G = called("f", a=1), called("g", b="é<")

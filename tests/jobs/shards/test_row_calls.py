@@ -145,7 +145,7 @@ def test_special_tokens_of_gemmas_calls_are_in_the_text(tmp_path):
 
 
 def test_calls_of_an_unknown_form_stay_text(tmp_path):
-    unknown = model(tmp_path / "unknown", '{% if tools %}<|START_ACTION|>"parameters"{% endif %}')
+    unknown = model(tmp_path / "unknown", '{% if tools %}<|tool_calls_section_begin|>"parameters"{% endif %}')
     assert answers(unknown, [(CALL, json.dumps([CLOSE]))]) == [None]
 
 

@@ -211,7 +211,8 @@ def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> 
         ("{% if tools %}<tool_call>f<arg_key>a</arg_key>{% endif %}", "glm45"),
         ("{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}", "mistral"),
         ("{% if tools %}<other:tool_call><function=f>{% endif %}", None),
-        ('{% if tools %}<|START_ACTION|>{"tool_name": "f", "parameters": {}}{% endif %}', None),
+        ('{% if tools %}<|START_ACTION|>{"tool_name": "f", "parameters": {}}{% endif %}', "cohere"),
+        ('{% if tools %}<|tool_calls_section_begin|>{"parameters": {}}{% endif %}', None),
         ("{{ messages }}", None),
     ],
 )
@@ -226,7 +227,7 @@ def test_how_a_model_calls_is_read_off_its_template(tmp_path: Path, template: st
         calls = expected_calls(request(), tokenizer)
         assert calls is not None
         assert calls.kind == kind
-        assert calls.functions == ({} if kind in ("hermes", "json") else {"route": [], "close": []})
+        assert calls.functions == ({} if kind in ("hermes", "json", "cohere") else {"route": [], "close": []})
         assert CallFormat.from_json(calls.to_json()) == calls
 
 
