@@ -49,7 +49,10 @@ def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
 
 
 def with_read_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with the arguments of each call as an object: OpenAI's have JSON, which templates would quote."""
+    """The messages with the arguments of each call as an object: OpenAI's have JSON, which templates would quote.
+
+    Others, as DeepSeek's, add them to texts: there they are that JSON.
+    """
     return [_with_read_calls(message) if message.get("tool_calls") else message for message in messages]
 
 
@@ -61,10 +64,25 @@ def _with_read_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
 def _read_call(call: Any) -> Any:
     """What is no JSON stays a text."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    read = _Arguments(arguments, text) if isinstance(arguments, dict) else arguments
+    return {**call, "function": {**function, "arguments": read}}
+
+
+class _Arguments(dict[str, Any]):
+    """A call's, which are their JSON in sums of texts."""
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self._text = text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text

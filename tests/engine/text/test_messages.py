@@ -16,6 +16,16 @@ TEMPLATE = (
 )
 
 
+def test_arguments_that_are_added_to_a_text_are_json(tmp_path: Path) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    template = "{% set given = messages[0].tool_calls[0].function.arguments %}"
+    written = template + "{{ 'f:' + given + ';' }}{{ given + '' }}{{ given.a }}{{ given is mapping }}"
+    (folder / "chat_template.jinja").write_text(written)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
+    text = Tokenizer.from_pretrained(folder).apply_chat_template([{"role": "assistant", "tool_calls": [call]}])
+    assert text == 'f:{"a":  1};{"a":  1}1True'
+
+
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [('{"a": "é"}', '{"a": "é"}'), ({"a": 1}, '{"a": 1}'), ("no JSON", '"no JSON"'), (None, "null")],
