@@ -29,9 +29,13 @@ MARKERS = (
     Markers("<seed:think>", "</seed:think>"),
     # Command A Reasoning.
     Markers("<|START_THINKING|>", "<|END_THINKING|>"),
+    # Apertus.
+    Markers("<|inner_prefix|>", "<|inner_suffix|>"),
     # Gemma 4.
     Markers("<|channel>", "<channel|>", label="thought\n", switch="<|think|>"),
 )
+# What chat templates know it by; the second are DeepSeek's and Granite's.
+SWITCHES = ("enable_thinking", "thinking")
 # A prompt that has begun the thinking, or has ended it, has no more after the marker than line breaks.
 _MOST_AFTER_MARKER = 2
 

@@ -17,7 +17,7 @@ from ..errors import InvalidRequestError, ModelError
 from ..structured import harmony
 from ..structured.grammar import Grammar, GrammarCompiler
 from ..structured.harmony import HarmonyTokens
-from ..structured.reasoning import MARKERS, ReasoningTokens
+from ..structured.reasoning import MARKERS, SWITCHES, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
 from . import call_tags
 from .chat_ending import ChatEnding
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-# What most chat templates know it by.
-_THINKS = "enable_thinking"
 
 
 class Tokenizer:
@@ -201,17 +199,13 @@ class Tokenizer:
         """Whether the model thinks unless `enable_thinking` is false: its answers are of no use with that unparted."""
         return isinstance(self._reasoning, HarmonyTokens)
 
-    @property
-    def _thinks_if_told(self) -> bool:
-        """Whether the model thinks only where `enable_thinking` is true."""
-        return self._reasoning is not None and self._reasoning.switch_token_id is not None
-
     def parts_unasked(self, told: Mapping[str, Any]) -> bool:
         """Whether a chat's thinking is parted where nobody says so: the markers are in no text, so it were lost in it.
 
         `told`: what the chat template is.
         """
-        return self.thinks_unless_told or (self._thinks_if_told and bool(told.get(_THINKS)))
+        thinks_if_told = self._reasoning is not None and self._reasoning.switch_token_id is not None
+        return self.thinks_unless_told or (thinks_if_told and bool(told.get(SWITCHES[0])))
 
     def template_kwargs(
         self, given: Mapping[str, Any], thinks: bool | None, time: datetime | None = None
@@ -222,8 +216,10 @@ class Tokenizer:
         rendered, by the host's clock.
         """
         told: dict[str, Any] = {} if time is None else {TIME: time.strftime}
-        if (thinks is False and self.thinks_unless_told) or (thinks and self._thinks_if_told):
-            told[_THINKS] = thinks
+        if thinks:
+            told |= dict.fromkeys(SWITCHES, True)
+        elif thinks is False and self.thinks_unless_told:
+            told[SWITCHES[0]] = False
         return {**told, **given}
 
     def marker(self, token_id: int) -> str:
@@ -303,7 +299,7 @@ class Tokenizer:
         if ending is not ChatEnding.ANSWER:
             return ending.cut(text)
         # Harmony's templates know nothing of it.
-        begins_answer = self.thinks_unless_told and template_kwargs.get(_THINKS) is False
+        begins_answer = self.thinks_unless_told and template_kwargs.get(SWITCHES[0]) is False
         return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else text
 
     def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....engine.sampling.defaults import SamplingDefaults
+from ....engine.structured.reasoning import SWITCHES
 from ....engine.text.chat_ending import ChatEnding
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
@@ -207,7 +208,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
         effort = self.reasoning_effort
         told: dict[str, Any] = {} if self.documents is None else {"documents": self.documents}
         if effort is not None:
-            told |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            told |= {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != "none")}
         return told | (self.chat_template_kwargs or {})
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.sampling_params import SamplingParams
 from headrace.engine.structured.reasoning import ThinkingStage
@@ -100,4 +101,9 @@ def test_a_model_thinks_if_its_template_can_tell_it_to(tmp_path, begin, thinks):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     plain = "{% for message in messages %}{{ message.content.split('<channel|>')[-1] }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": begin + plain}))
-    assert bool(Tokenizer.from_pretrained(folder).template_kwargs({}, thinks=True)) is thinks
+    tokenizer = Tokenizer.from_pretrained(folder)
+    if thinks:
+        assert tokenizer.reasoning(True) is not None
+    else:
+        with pytest.raises(InvalidRequestError, match="the model does not think"):
+            tokenizer.reasoning(True)

@@ -64,3 +64,28 @@ def test_what_is_done_with_earlier_turns_tells_nothing_of_the_model(folder, temp
     with pytest.raises(InvalidRequestError, match="reasoning: the model does not think"):
         tokenizer.reasoning(True)
     assert tokenizer.reasoning(False) is None
+
+
+def test_a_template_is_told_to_have_the_model_think(folder):
+    template = turns() + ASKED + "{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    tokenizer = tokenizer_with(folder, template)
+    chat = [{"role": "user", "content": "hello"}]
+    told = {thinks: tokenizer.template_kwargs({}, thinks) for thinks in (True, False, None)}
+    assert tokenizer.apply_chat_template(chat, told[True]).endswith("<think>")
+    for thinks in (False, None):
+        assert tokenizer.apply_chat_template(chat, told[thinks]).endswith("</think>")
+    assert told[True] == {"enable_thinking": True, "thinking": True}
+    assert tokenizer.template_kwargs({"thinking": False}, thinks=True)["thinking"] is False
+
+
+def test_apertus_thinks_between_tokens_of_its_own(tmp_path):
+    copy = thinking_copy(TICKETS, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (copy / name).read_text()
+        (copy / name).write_text(text.replace("</think>", "<|inner_suffix|>").replace("<think>", "<|inner_prefix|>"))
+    tokenizer = Tokenizer.from_pretrained(copy)
+    thinking = tokenizer.reasoning(True)
+    assert thinking is not None
+    assert (
+        tokenizer.decode([thinking.start_token_id, thinking.end_token_id], False) == "<|inner_prefix|><|inner_suffix|>"
+    )

@@ -280,9 +280,9 @@ def test_turns_become_messages() -> None:
     assert (messages[1]["content"], messages[2]["content"], messages[3]["content"]) == ("a\nb", "c", "d")
     assert messages[5]["content"][0]["type"] == "image_url"
     assert [message.get("reasoning_content") for message in messages] == [None, None, "hm", None, "so", None]
-    assert chat.told_template == {"reasoning_effort": "none", "enable_thinking": False, "b": 1}
+    assert chat.told_template == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False, "b": 1}
     low = asked(input="a", reasoning={"effort": "low"}).as_chat()
-    assert low.told_template == {"reasoning_effort": "low", "enable_thinking": True}
+    assert low.told_template == {"reasoning_effort": "low", "enable_thinking": True, "thinking": True}
     assert chat.include_reasoning is True
 
 
