@@ -10,7 +10,8 @@ class Markers(NamedTuple):
     """How models write it that think; their chat templates know `start` and `end` as tokens of their own.
 
     `line_breaks` are what they write between the thinking and the answer, `label` what follows `start` and is no
-    thought. `switch`: the token that has them think, where without it in their prompt they do not.
+    thought. `switch`: the token that has them think, where without it in their prompt they do not; `sign`: what the
+    templates have too of some whose answers alone show the markers.
     """
 
     start: str
@@ -18,13 +19,14 @@ class Markers(NamedTuple):
     line_breaks: str = ""
     label: str = ""
     switch: str = ""
+    sign: str = ""
 
 
 MARKERS = (
     # Qwen3, DeepSeek-R1 and its distillations, SmolLM3, GLM.
     Markers("<think>", "</think>", "\n\n"),
-    # Magistral.
-    Markers("[THINK]", "[/THINK]"),
+    # Magistral, Mistral Small 4.
+    Markers("[THINK]", "[/THINK]", sign="[MODEL_SETTINGS]"),
     # Seed-OSS.
     Markers("<seed:think>", "</seed:think>"),
     # Command A Reasoning.

@@ -22,6 +22,7 @@ DEEPSEEK_SEPARATOR = "<\uff5ctool▁sep\uff5c>"
 COHERE = Tags("<|START_ACTION|>", "<|END_ACTION|>")
 APERTUS = Tags("<|tools_prefix|>", "<|tools_suffix|>")
 HUNYUAN = Tags("<tool_calls>", "</tool_calls>")
+NEMOTRON = Tags("<TOOLCALL>", "</TOOLCALL>")
 OLMO = Tags("<function_calls>", "</function_calls>")
 
 # Some vocabularies have them as special tokens, which texts are without otherwise.

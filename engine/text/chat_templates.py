@@ -47,7 +47,8 @@ class ChatTemplates:
         turns it does for any model's. But of DeepSeek's some only strip it there: R1's first ones and R1-0528's.
         """
         source = self.source or ""
-        signs = [sign for sign in (markers.start, markers.end, markers.switch) if sign and sign in source]
+        own = (markers.start, markers.end, markers.switch, markers.sign)
+        signs = [sign for sign in own if sign and sign in source]
         if not signs:
             return False
         from .chat_template import begins_with

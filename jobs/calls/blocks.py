@@ -20,7 +20,7 @@ _OF_JSON = {"true": True, "false": False, "null": None}
 
 
 def listed_calls(inside: str) -> Sequence[Call]:
-    """A list of JSON: Hunyuan's and Cohere's, and Apertus', whose calls have a name as their only key."""
+    """A list of JSON: Hunyuan's, Nemotron's and Cohere's, and Apertus', whose calls have a name as their only key."""
     values = decoded(inside.strip())
     return calls_of([_named(value) for value in values]) or () if isinstance(values, list) else ()
 

@@ -23,7 +23,7 @@ from .parsers import (
 from .written import Call, NoTexts, function_call, gemma_call, json_call, no_texts, pairs_call
 
 _Tagged = Literal["hermes", "qwen3_coder", "glm45", "gemma4", "seed_oss", "minimax_m2", "deepseek_v3"]
-_Listed = Literal["hunyuan", "cohere", "apertus", "olmo3"]
+_Listed = Literal["hunyuan", "nemotron", "cohere", "apertus", "olmo3"]
 Kind = Literal["named", "required", "json", "mistral", "harmony", _Tagged, _Listed]
 
 
@@ -48,6 +48,7 @@ _BETWEEN: Mapping[Kind, _Between] = {
     "minimax_m2": _Between(call_tags.MINIMAX, invoked_calls),
     "deepseek_v3": _Between(call_tags.DEEPSEEK, lambda inside, _: separated_calls(inside)),
     "hunyuan": _Between(call_tags.HUNYUAN, lambda inside, _: listed_calls(inside)),
+    "nemotron": _Between(call_tags.NEMOTRON, lambda inside, _: listed_calls(inside)),
     "cohere": _Between(call_tags.COHERE, lambda inside, _: listed_calls(inside)),
     "apertus": _Between(call_tags.APERTUS, lambda inside, _: listed_calls(inside)),
     "olmo3": _Between(call_tags.OLMO, lambda inside, _: python_calls(inside)),

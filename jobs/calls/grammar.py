@@ -69,7 +69,7 @@ class _Calls:
                 yield from self._lazily(f"blank? name {_text('(')}")
             case "gemma4":
                 yield from self._as_gemma()
-            case "hunyuan":
+            case "hunyuan" | "nemotron":
                 yield from self._tagged(f"blank? {self._list('name', 'arguments')} blank?")
             case "cohere":
                 yield from self._tagged(f"blank? {self._list('tool_name', 'parameters')} blank?")

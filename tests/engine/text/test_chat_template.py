@@ -78,14 +78,23 @@ def test_a_template_is_told_to_have_the_model_think(folder):
     assert tokenizer.template_kwargs({"thinking": False}, thinks=True)["thinking"] is False
 
 
-def test_apertus_thinks_between_tokens_of_its_own(tmp_path):
-    copy = thinking_copy(TICKETS, tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (copy / name).read_text()
-        (copy / name).write_text(text.replace("</think>", "<|inner_suffix|>").replace("<think>", "<|inner_prefix|>"))
-    tokenizer = Tokenizer.from_pretrained(copy)
-    thinking = tokenizer.reasoning(True)
+@pytest.mark.parametrize(
+    ("markers", "template"),
+    [
+        (("<|inner_prefix|>", "<|inner_suffix|>"), "{% set inner = '<|inner_prefix|>' %}" + turns()),
+        # Mistral Small 4's, which thinks where that says so.
+        (("[THINK]", "[/THINK]"), "[MODEL_SETTINGS]{{ effort }}[/MODEL_SETTINGS]" + turns("{{ '[THINK][/THINK]' }}")),
+    ],
+)
+def test_models_think_between_tokens_of_their_own(tmp_path, markers, template):
+    folder = thinking_copy(TICKETS, tmp_path)
+    text = (folder / "tokenizer.json").read_text()
+    for old, new in zip(("<think>", "</think>"), markers, strict=True):
+        text = text.replace(old, new)
+    (folder / "tokenizer.json").write_text(text)
+    thinking = tokenizer_with(folder, template).reasoning(True)
     assert thinking is not None
-    assert (
-        tokenizer.decode([thinking.start_token_id, thinking.end_token_id], False) == "<|inner_prefix|><|inner_suffix|>"
-    )
+    tokenizer = Tokenizer.from_pretrained(folder)
+    assert [tokenizer.decode([token], False) for token in (thinking.start_token_id, thinking.end_token_id)] == [
+        *markers
+    ]

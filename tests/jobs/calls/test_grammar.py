@@ -102,6 +102,15 @@ KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
         ],
         "\n",
     ),
+    "nemotron": (
+        "{{ tools }}<TOOLCALL>",
+        (),
+        [
+            '<TOOLCALL>[{"name": "find", "arguments": {"q": "a"}}]</TOOLCALL>',
+            '<TOOLCALL>[{"name": "close", "arguments": {}}]</TOOLCALL>',
+        ],
+        "",
+    ),
     "cohere": (
         "{{ tools }}<|START_ACTION|>",
         ("<|START_ACTION|>", "<|END_ACTION|>"),

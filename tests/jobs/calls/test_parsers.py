@@ -207,6 +207,11 @@ BLOCKS: dict[Kind, tuple[str, str, Sequence[str]]] = {
         "</tool_calls>",
         ['<tool_calls>{"name": "f", "arguments": {}}</tool_calls>', '<tool_calls>[{"name": "f"}]</tool_calls>'],
     ),
+    "nemotron": (
+        '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>',
+        "</TOOLCALL>",
+        ["<TOOLCALL>[f(a=1)]</TOOLCALL>"],
+    ),
     "cohere": (
         '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
         '{"tool_call_id": "1", "tool_name": "g", "parameters": {}}]<|END_ACTION|>',
