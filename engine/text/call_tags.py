@@ -26,4 +26,6 @@ NEMOTRON = Tags("<TOOLCALL>", "</TOOLCALL>")
 OLMO = Tags("<function_calls>", "</function_calls>")
 
 # Some vocabularies have them as special tokens, which texts are without otherwise.
-WRITTEN = frozenset((*GEMMA, GEMMA_QUOTE, *SEED, *MINIMAX, *COHERE, *APERTUS))
+WRITTEN = frozenset(
+    (*GEMMA, GEMMA_QUOTE, *SEED, *MINIMAX, *DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, *COHERE, *APERTUS)
+)

@@ -63,8 +63,7 @@ class _Calls:
             case "minimax_m2":
                 yield from self._lazily(f"""blank? {_text('<invoke name="')} name {_text('">')}""")
             case "deepseek_v3":
-                kind = _text(f"function{call_tags.DEEPSEEK_SEPARATOR}")
-                yield from self._lazily(f"blank? {_text(call_tags.DEEPSEEK_CALL.begin)} ({kind})? name")
+                yield from self._separated()
             case "olmo3":
                 yield from self._lazily(f"blank? name {_text('(')}")
             case "gemma4":
@@ -92,22 +91,32 @@ class _Calls:
         tags = self._form.tags
         yield f"calls: {self._repeated('call', 'blank?')}"
         yield f"call: {self._mark(tags.begin)} {begin} inside"
-        if self._tokenizer.special_token_id(tags.end) is None:
-            # In Lark slashes end an expression.
-            yield rf"inside[lazy]: /(?s:.*{re.escape(tags.end).replace('/', chr(92) + '/')})/"
-        else:
-            yield f"inside: /(?s:.*)/ {self._mark(tags.end)}"
+        yield self._until("inside", tags.end)
         yield f"name: {self._any_name}"
 
+    def _separated(self) -> Iterator[str]:
+        one, between = call_tags.DEEPSEEK_CALL, self._mark(call_tags.DEEPSEEK_SEPARATOR)
+        yield from self._tagged(f"blank? {self._repeated('one', 'blank?')} blank?")
+        yield f'one: {self._mark(one.begin)} ("function" {between} name | name {between}) rest'
+        yield self._until("rest", one.end)
+        yield f"name: {self._any_name}"
+
+    def _until(self, rule: str, end: str) -> str:
+        """Anything, and what ends it."""
+        if self._tokenizer.special_token_id(end) is not None:
+            return f"{rule}: /(?s:.*)/ {self._mark(end)}"
+        # In Lark a slash ends an expression.
+        ending = re.escape(end).replace("/", r"\/")
+        return f"{rule}[lazy]: /(?s:.*{ending})/"
+
     def _as_gemma(self) -> Iterator[str]:
-        """Of which no text has the marks in it, as they are special tokens."""
-        quote = self._mark(call_tags.GEMMA_QUOTE)
         yield from self._tagged('"call:" name object')
         yield f"name: {self._any_name}"
         yield 'object: "{" (pair ("," pair)*)? "}"'
         yield r'pair: /[^\s{}\[\]:,"<]+/ ":" value'
         yield 'value: string | object | "[" (value ("," value)*)? "]" | %json {"type": ["number", "boolean", "null"]}'
-        yield rf"string: {quote} /(?s:.*)/ {quote}"
+        yield f"string: {self._mark(call_tags.GEMMA_QUOTE)} rest"
+        yield self._until("rest", call_tags.GEMMA_QUOTE)
 
     def _named(self) -> Iterator[str]:
         call_id = f"({self._mark('[CALL_ID]')} /[a-zA-Z0-9]{{9}}/)?"

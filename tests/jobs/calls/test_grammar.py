@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.text.call_tags import DEEPSEEK_SEPARATOR
+from headrace.engine.text.call_tags import DEEPSEEK, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.calls.formats import CallFormat
 from headrace.jobs.calls.grammar import json_or_calls
@@ -93,6 +93,18 @@ KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
     ),
     "deepseek_v3": ("{{ tools }}" + SEPARATED[0], (), SEPARATED, ""),
     "deepseek_v3, as older ones have it": ("{{ tools }}" + SEPARATED[0], (), OLD_SEPARATED, ""),
+    "deepseek_v3, special tokens": (
+        "{{ tools }}" + SEPARATED[0],
+        (*DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR),
+        OLD_SEPARATED,
+        "",
+    ),
+    "gemma4, its marks as texts": (
+        "{{ tools }}<|tool_call>call:f{}<tool_call|>",
+        (),
+        ['<|tool_call>call:find{q:<|"|>a<|"|>}<tool_call|>', "<|tool_call>call:close{}<tool_call|>"],
+        "",
+    ),
     "hunyuan": (
         "{{ tools }}<tool_calls>",
         (),
