@@ -21,11 +21,12 @@ DEEPSEEK_CALL = Tags("<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁
 DEEPSEEK_SEPARATOR = "<\uff5ctool▁sep\uff5c>"
 COHERE = Tags("<|START_ACTION|>", "<|END_ACTION|>")
 APERTUS = Tags("<|tools_prefix|>", "<|tools_suffix|>")
+LFM = Tags("<|tool_call_start|>", "<|tool_call_end|>")
 HUNYUAN = Tags("<tool_calls>", "</tool_calls>")
 NEMOTRON = Tags("<TOOLCALL>", "</TOOLCALL>")
 OLMO = Tags("<function_calls>", "</function_calls>")
 
 # Some vocabularies have them as special tokens, which texts are without otherwise.
 WRITTEN = frozenset(
-    (*GEMMA, GEMMA_QUOTE, *SEED, *MINIMAX, *DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, *COHERE, *APERTUS)
+    (*GEMMA, GEMMA_QUOTE, *SEED, *MINIMAX, *DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, *COHERE, *APERTUS, *LFM)
 )

@@ -45,16 +45,17 @@ def separated_calls(inside: str) -> Sequence[Call]:
 
 
 def python_calls(inside: str) -> Sequence[Call]:
-    """`NAME(key="text", other=[1, true])`, one a line: OLMo 3's."""
+    """`NAME(key="text", other=[1, true])`, one a line or in a list: OLMo 3's, LFM's."""
     try:
-        return _unless_none([_python_call(line) for line in ast.parse(inside.strip()).body])
+        lines = [line.value if isinstance(line, ast.Expr) else None for line in ast.parse(inside.strip()).body]
+        listed = lines[0].elts if len(lines) == 1 and isinstance(lines[0], ast.List) else lines
+        return _unless_none([_python_call(each) for each in listed])
     # Python's parser raises the last two for what is nested deeply.
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ()
 
 
-def _python_call(line: ast.stmt) -> Call | None:
-    called = line.value if isinstance(line, ast.Expr) else None
+def _python_call(called: ast.expr | None) -> Call | None:
     if not isinstance(called, ast.Call) or not isinstance(called.func, ast.Name | ast.Attribute) or called.args:
         return None
     values = {each.arg: ast.literal_eval(_JsonNames().visit(each.value)) for each in called.keywords}

@@ -23,7 +23,7 @@ from .parsers import (
 from .written import Call, NoTexts, function_call, gemma_call, json_call, no_texts, pairs_call
 
 _Tagged = Literal["hermes", "qwen3_coder", "glm45", "gemma4", "seed_oss", "minimax_m2", "deepseek_v3"]
-_Listed = Literal["hunyuan", "nemotron", "cohere", "apertus", "olmo3"]
+_Listed = Literal["hunyuan", "nemotron", "cohere", "apertus", "olmo3", "lfm2"]
 Kind = Literal["named", "required", "json", "mistral", "harmony", _Tagged, _Listed]
 
 
@@ -52,6 +52,7 @@ _BETWEEN: Mapping[Kind, _Between] = {
     "cohere": _Between(call_tags.COHERE, lambda inside, _: listed_calls(inside)),
     "apertus": _Between(call_tags.APERTUS, lambda inside, _: listed_calls(inside)),
     "olmo3": _Between(call_tags.OLMO, lambda inside, _: python_calls(inside)),
+    "lfm2": _Between(call_tags.LFM, lambda inside, _: python_calls(inside)),
 }
 # Of the others either the form tells texts from other values, or no names need to be known.
 _NEED_FUNCTIONS = ("qwen3_coder", "glm45", "seed_oss", "minimax_m2", "mistral", "harmony")
@@ -61,6 +62,8 @@ _JSON_SIGNS = ("[TOOL_CALLS]", "<|tool_call|>", '"parameters"')
 # What other forms have in their templates; those between the same tags come first, as others' are in some of them too.
 _TAGGED_SIGNS: Mapping[str, Kind] = {"<function=": "qwen3_coder", "<arg_key>": "glm45"}
 _MISTRAL_SIGN = "[ARGS]"
+# In LFM2's first templates, which write no calls themselves.
+_LFM_SIGN = "<|tool_list_start|>"
 # Kimi's.
 _UNKNOWN_SIGNS = ("<|tool_calls_section_begin|>",)
 SPECIAL_TOKENS_HIDE_CALLS = "calls of tools are found in texts without special tokens: leave it out, or the tools"
@@ -134,6 +137,8 @@ def _own_kind(tokenizer: Tokenizer) -> Kind:
         for kind, between in _BETWEEN.items():
             if between.tags is not TAGS and has(between.tags.begin):
                 return kind
+        if has(_LFM_SIGN):
+            return "lfm2"
         # As a special token no text has it, and what is between is all that is seen.
         has_tags = has(TAGS.begin) and tokenizer.special_token_id(TAGS.begin) is None
         if (tagged := next(filter(has, _TAGGED_SIGNS), None)) is not None:

@@ -66,6 +66,8 @@ class _Calls:
                 yield from self._separated()
             case "olmo3":
                 yield from self._lazily(f"blank? name {_text('(')}")
+            case "lfm2":
+                yield from self._lazily(f"blank? {_text('[')} name {_text('(')}")
             case "gemma4":
                 yield from self._as_gemma()
             case "hunyuan" | "nemotron":

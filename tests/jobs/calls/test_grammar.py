@@ -150,6 +150,15 @@ KINDS: dict[str, tuple[str, Sequence[str], Sequence[str], str]] = {
         ],
         "\n",
     ),
+    "lfm2": (
+        "{{ tools }}<|tool_list_start|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        [
+            "<|tool_call_start|>[find(q='a')]<|tool_call_end|>",
+            "<|tool_call_start|>[close()]<|tool_call_end|>",
+        ],
+        "",
+    ),
     "json, as Llama 3 has it": (
         '{{ tools }}{"name": "f", "parameters": {}}',
         (),

@@ -223,6 +223,11 @@ BLOCKS: dict[Kind, tuple[str, str, Sequence[str]]] = {
         "<|tools_suffix|>",
         ['<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>'],
     ),
+    "lfm2": (
+        "<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>",
+        "<|tool_call_end|>",
+        [f"<|tool_call_start|>{each}<|tool_call_end|>" for each in ("[]", "[f]", "[f(), 1]", "[f(1)]")],
+    ),
     "olmo3": (
         "<function_calls>\nf(a=1)\ng()\n</function_calls>",
         "</function_calls>",

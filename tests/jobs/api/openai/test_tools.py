@@ -212,6 +212,7 @@ def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> 
         ("{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}", "mistral"),
         ("{% if tools %}<other:tool_call><function=f>{% endif %}", None),
         ('{% if tools %}<|START_ACTION|>{"tool_name": "f", "parameters": {}}{% endif %}', "cohere"),
+        ("{% if tools %}<|tool_call_start|>{% endif %}", "lfm2"),
         ('{% if tools %}<|tool_calls_section_begin|>{"parameters": {}}{% endif %}', None),
         ("{{ messages }}", None),
     ],
@@ -227,7 +228,7 @@ def test_how_a_model_calls_is_read_off_its_template(tmp_path: Path, template: st
         calls = expected_calls(request(), tokenizer)
         assert calls is not None
         assert calls.kind == kind
-        assert calls.functions == ({} if kind in ("hermes", "json", "cohere") else {"route": [], "close": []})
+        assert calls.functions == ({} if kind in ("hermes", "json", "cohere", "lfm2") else {"route": [], "close": []})
         assert CallFormat.from_json(calls.to_json()) == calls
 
 
