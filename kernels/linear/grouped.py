@@ -91,7 +91,8 @@ class GroupedProduct(BlockedProduct):
         assert layout is not None
         values, zeros, num_bits = _plain(weight)
         num_outputs, depth = values.shape
-        factors = [weight.scales] if zeros is None else [weight.scales, zeros]
+        scales = weight.wide_scales() if isinstance(weight, Fp4Weight) else weight.scales
+        factors = [scales] if zeros is None else [scales, zeros]
         factor_dtype = torch.half if all(map(_is_half, factors)) else torch.float
         # Kept: the call has their addresses alone.
         self._factors = [_blocks(each, factor_dtype, layout) for each in factors]

@@ -313,6 +313,12 @@ class _InGroups(Protocol):
     @property
     def group_size(self) -> int: ...
 
+    @property
+    def scales(self) -> Tensor: ...
+
+    @property
+    def zeros(self) -> Tensor: ...
+
 
 def has_whole_tiles(weight: _InGroups, num_groups: int, is_fp4: bool) -> bool:
     """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
@@ -393,7 +399,16 @@ def check_int4(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -
     num_bytes = cdiv(weight.num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor("weight.packed", weight.packed, (num_bytes, None), (torch.uint8,), x.device)
     num_groups = cdiv(weight.num_inputs, weight.group_size)
-    check_tensor("weight.scales", weight.scales, (num_groups, weight.num_outputs), FLOAT_DTYPES, x.device)
-    check_tensor("weight.zeros", weight.zeros, weight.scales.shape, (torch.uint8, *FLOAT_DTYPES), x.device)
+    check_groups("weight", weight, (num_groups, weight.num_outputs), x.device)
     if bias is not None:
         check_tensor("bias", bias, (weight.num_outputs,), FLOAT_DTYPES, x.device)
+
+
+def check_groups(name: str, weight: _InGroups, shape: tuple[int, ...], device: torch.device) -> None:
+    """What there is beside values in four bits, of a weight or of experts: of this shape, groups before outputs."""
+    if (factors := getattr(weight, "factors", None)) is None:
+        check_tensor(f"{name}.scales", weight.scales, shape, FLOAT_DTYPES, device)
+        check_tensor(f"{name}.zeros", weight.zeros, shape, (torch.uint8, *FLOAT_DTYPES), device)
+    else:
+        check_tensor(f"{name}.scales", weight.scales, shape, (torch.uint8,), device)
+        check_tensor(f"{name}.factors", factors, (*shape[:-2], shape[-1]), (torch.float32,), device)

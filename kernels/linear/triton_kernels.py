@@ -14,6 +14,8 @@ NIBBLE_BITS = tl.constexpr(0x4B000000)
 NIBBLE_BASE = tl.constexpr(8388608.0)
 # What exponents count from is 15 in float16 and 1 in E2M1.
 FP4_BASE = tl.constexpr(16384.0)
+# And 7 in E4M3.
+E4M3_BASE = tl.constexpr(256.0)
 
 
 @triton.jit
@@ -286,10 +288,12 @@ def int4_product(
 ):
     """Rows of x, at their first inputs [ROWS, 1], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles.
 
-    IS_FP4: values are E2M1, without zeros.
+    IS_FP4: values are E2M1, without zeros. Of these in groups of less than half a tile (NVFP4) scales are bytes of
+    E4M3, and `zeros` what columns are multiplied by.
     """
     byte = tl.arange(0, HALF_TILE)
     last_group = num_groups - 1
+    factor = _factor(zeros, column, is_column, IS_FP4 and GROUP_SIZE < HALF_TILE)
     product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
     if IS_OF_ONE_GROUP:
         group = tl.minimum(2 * first_tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
@@ -315,25 +319,72 @@ def int4_product(
         else:
             for half in tl.static_range(2):
                 first = (2 * tile + half) * HALF_TILE
-                place = tl.minimum(first // GROUP_SIZE, last_group) * num_outputs + column
-                weight = _int4_weights(values, half, scales + place, zeros + place, is_column, HAS_MINIMA, IS_FP4)
+                weight = _int4_weights(
+                    values,
+                    half,
+                    first,
+                    scales,
+                    zeros,
+                    factor,
+                    column,
+                    is_column,
+                    num_outputs,
+                    last_group,
+                    GROUP_SIZE,
+                    HAS_MINIMA,
+                    IS_FP4,
+                    HALF_TILE,
+                )
                 left = _inputs(x_rows, first + byte, is_row, num_inputs)
                 product = tl.dot(left, weight.to(x_rows.dtype.element_ty), product, input_precision=PRECISION)
     return product
 
 
 @triton.jit
-def _int4_weights(values, half, scales, zeros, is_column, HAS_MINIMA: tl.constexpr, IS_FP4: tl.constexpr):
-    """What the low four bits of bytes stand for, or the high ones, in float32. scales, zeros: of columns."""
-    scale = tl.load(scales, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if IS_FP4:
+def _factor(factors, column, is_column, HAS_FACTORS: tl.constexpr):
+    """What columns are multiplied by beside their scales: one where they have no factors."""
+    return tl.load(factors + column, mask=is_column, other=0.0) if HAS_FACTORS else 1.0
+
+
+@triton.jit
+def _int4_weights(
+    values,
+    half,
+    first,
+    scales,
+    zeros,
+    factor,
+    column,
+    is_column,
+    num_outputs,
+    last_group,
+    GROUP_SIZE: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    IS_FP4: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    """What the low four bits of bytes stand for, or the high ones, which begin with input `first`, in float32."""
+    group = first // GROUP_SIZE
+    place = tl.minimum(group, last_group) * num_outputs + column
+    if IS_FP4 and GROUP_SIZE < HALF_TILE:
+        tl.static_assert(2 * GROUP_SIZE == HALF_TILE)
+        second = tl.minimum(group + 1, last_group) * num_outputs + column
+        scale = tl.where(
+            (tl.arange(0, HALF_TILE) < GROUP_SIZE)[:, None],
+            (_e4m3(tl.load(scales + place, mask=is_column, other=0)) * factor)[None, :],
+            (_e4m3(tl.load(scales + second, mask=is_column, other=0)) * factor)[None, :],
+        )
         weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
     else:
-        zero = tl.load(zeros, mask=is_column, other=0).to(tl.float32)[None, :]
-        if HAS_MINIMA:
-            weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
+        scale = tl.load(scales + place, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if IS_FP4:
+            weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
         else:
-            weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale
+            zero = tl.load(zeros + place, mask=is_column, other=0).to(tl.float32)[None, :]
+            if HAS_MINIMA:
+                weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
+            else:
+                weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale
     return weight
 
 
@@ -363,10 +414,25 @@ def unpack_int4_kernel(
     is_column, column = place < num_unpacked, first_output + place
     bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
     values = tl.load(bytes_at, mask=is_column[None, :], other=0)
+    factor = _factor(zeros, column, is_column, IS_FP4 and GROUP_SIZE < HALF_TILE)
     for half in tl.static_range(2):
         first = (2 * tile + half) * HALF_TILE
-        of_group = tl.minimum(first // GROUP_SIZE, num_groups - 1) * num_outputs + column
-        weight = _int4_weights(values, half, scales + of_group, zeros + of_group, is_column, HAS_MINIMA, IS_FP4)
+        weight = _int4_weights(
+            values,
+            half,
+            first,
+            scales,
+            zeros,
+            factor,
+            column,
+            is_column,
+            num_outputs,
+            num_groups - 1,
+            GROUP_SIZE,
+            HAS_MINIMA,
+            IS_FP4,
+            HALF_TILE,
+        )
         depth = first + byte
         row = unpacked + depth[:, None].to(tl.int64) * num_unpacked + place[None, :]
         is_stored = (depth < num_inputs)[:, None] & is_column[None, :]
@@ -392,6 +458,14 @@ def _fp4_nibbles(values, half):
     # Sign, two bits of exponent and one behind the point are in their places in float16, subnormal numbers too.
     bits = values.to(tl.int32) >> (4 * half)
     return (((bits & 8) << 12) | ((bits & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _e4m3(values):
+    """Bytes of E4M3 as float32. By hand, as Ampere has no 8-bit floats."""
+    bits = values.to(tl.int32)
+    half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * E4M3_BASE
 
 
 @triton.jit(do_not_specialize=["num_rows"])

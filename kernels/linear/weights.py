@@ -13,8 +13,8 @@ HALF_TILE = 32
 KERNEL_GROUP_SIZE = 128
 # So many outputs have one scale in checkpoints whose scales are of blocks.
 BLOCK_OUTPUTS = 128
-# Inputs that share a power of two in MXFP4.
-FP4_GROUP_SIZE = 32
+# Inputs that share a power of two in MXFP4, and a scale in NVFP4.
+FP4_GROUP_SIZE, NVFP4_GROUP_SIZE = 32, 16
 _FP4_VALUES = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6))
 
 
@@ -87,17 +87,19 @@ class Int4Weight:
 
 @dataclass(frozen=True)
 class Fp4Weight:
-    """Four bits a weight, a float of E2M1, times a power of two for each 32 inputs and each output (MXFP4, OCP MX 1.0).
+    """Four bits a weight, a float of E2M1, times a scale for each group of inputs and each output.
 
-    packed: as `Int4Weight` has it; scales: [num_groups, out] bfloat16. `zeros`: what kernels are given for them, which
+    In MXFP4 (OCP MX 1.0) 32 inputs are a group, and scales powers of two; in NVFP4 16, and scales are 8-bit floats that
+    each output has a factor for. packed: as `Int4Weight` has it; scales: [num_groups, out] bfloat16, or with factors
+    the bytes of float8_e4m3fn; factors: [out] float32, None in MXFP4. `zeros`: what kernels are given for them, which
     there are none of.
     """
 
     packed: Tensor
     scales: Tensor
     num_inputs: int
+    factors: Tensor | None = None
     has_minima: ClassVar[bool] = False
-    group_size: ClassVar[int] = FP4_GROUP_SIZE
 
     @classmethod
     def pack(cls, values: Tensor, exponents: Tensor) -> "Fp4Weight":
@@ -106,13 +108,35 @@ class Fp4Weight:
         scales = torch.exp2(exponents.double() - 127).to(torch.bfloat16)
         return cls(_pack(values), scales.t().contiguous(), values.shape[1])
 
+    @classmethod
+    def pack_nvfp4(cls, values: Tensor, scales: Tensor, factors: Tensor) -> "Fp4Weight":
+        """values: [out, in] uint8 below 16; scales: [out, in / 16] float8_e4m3fn; factors: [out] float32."""
+        return cls(_pack(values), scales.view(torch.uint8).t().contiguous(), values.shape[1], factors)
+
     @property
     def num_outputs(self) -> int:
         return self.packed.shape[1]
 
     @property
+    def group_size(self) -> int:
+        return FP4_GROUP_SIZE if self.factors is None else NVFP4_GROUP_SIZE
+
+    @property
     def zeros(self) -> Tensor:
-        return self.scales
+        return self.scales if self.factors is None else self.factors
+
+    def with_outputs(self, order: Tensor) -> "Fp4Weight":
+        """A weight of these outputs, in this order: [n] int64."""
+        packed, scales = (each[:, order].contiguous() for each in (self.packed, self.scales))
+        return replace(
+            self, packed=packed, scales=scales, factors=None if self.factors is None else self.factors[order]
+        )
+
+    def wide_scales(self) -> Tensor:
+        """What values are multiplied by: [num_groups, out] float32."""
+        if self.factors is None:
+            return self.scales.float()
+        return self.scales.view(torch.float8_e4m3fn).float() * self.factors
 
     def unpacked(self) -> Tensor:
         """The values' bits at their places: [out, in] uint8."""
@@ -121,7 +145,7 @@ class Fp4Weight:
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself: [out, in]. Computed in float32 and rounded once."""
         values = _FP4_VALUES.to(self.packed.device)[self.unpacked().int()]
-        scales = self.scales.float().repeat_interleave(FP4_GROUP_SIZE, dim=0)[: self.num_inputs]
+        scales = self.wide_scales().repeat_interleave(self.group_size, dim=0)[: self.num_inputs]
         return (values * scales.t()).to(dtype)
 
 

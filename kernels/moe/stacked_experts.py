@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..linear import Fp4Weight, Int4Weight, Linear, ScaledWeight
 from ..linear.gates import Gate
-from ..linear.weights import FP4_GROUP_SIZE
+from ..linear.weights import FP4_GROUP_SIZE, NVFP4_GROUP_SIZE
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,20 @@ class Int4Matrices:
 
 @dataclass(frozen=True)
 class Fp4Matrices:
-    """As `Fp4Weight`, of each expert. packed: as `Int4Matrices` has it; scales: [num_experts, num_groups, out]."""
+    """As `Fp4Weight`, of each expert.
+
+    packed: as `Int4Matrices` has it; scales: [num_experts, num_groups, out]; factors: [num_experts, out] or None.
+    """
 
     packed: Tensor
     scales: Tensor
     num_inputs: int
+    factors: Tensor | None = None
     has_minima: ClassVar[bool] = False
-    group_size: ClassVar[int] = FP4_GROUP_SIZE
+
+    @property
+    def group_size(self) -> int:
+        return FP4_GROUP_SIZE if self.factors is None else NVFP4_GROUP_SIZE
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -85,7 +92,7 @@ class Fp4Matrices:
 
     @property
     def zeros(self) -> Tensor:
-        return self.scales
+        return self.scales if self.factors is None else self.factors
 
 
 Matrices = PlainMatrices | ByteMatrices | Int4Matrices | Fp4Matrices
@@ -192,8 +199,11 @@ def _stack(weights: Sequence[Any]) -> Matrices:
             have_blocks = all(each.has_blocks for each in weights)
             values, scales = (_side_by_side(weights, name) for name in ("values", "scales"))
             return ByteMatrices(values, scales, group_size, have_blocks)
-        case Fp4Weight(num_inputs=num_inputs):
-            return Fp4Matrices(_side_by_side(weights, "packed"), _side_by_side(weights, "scales"), num_inputs)
+        case Fp4Weight(num_inputs=num_inputs, factors=factors):
+            packed, scales = (_side_by_side(weights, name) for name in ("packed", "scales"))
+            return Fp4Matrices(
+                packed, scales, num_inputs, factors if factors is None else _side_by_side(weights, "factors")
+            )
         case Int4Weight(group_size=group_size, num_inputs=num_inputs):
             packed, scales, zeros = (_side_by_side(weights, name) for name in ("packed", "scales", "zeros"))
             return Int4Matrices(packed, scales, zeros, group_size, num_inputs)

@@ -12,7 +12,14 @@ from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton,
 from ..device import shared_bytes
 from ..launch_sizes import cdiv, next_power_of_2
 from ..linear.gates import Gate
-from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
+from ..linear.triton import (
+    BYTE_DTYPES,
+    check_groups,
+    int4_options,
+    quantize_gated_triton,
+    quantize_rows_triton,
+    stages_in,
+)
 from ..linear.weights import BLOCK_OUTPUTS, HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
@@ -413,5 +420,4 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
     num_bytes = cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor(f"{name}.packed", matrices.packed, (num_experts, num_bytes, num_outputs), (torch.uint8,), x.device)
     of_groups = (num_experts, cdiv(num_inputs, matrices.group_size), num_outputs)
-    check_tensor(f"{name}.scales", matrices.scales, of_groups, FLOAT_DTYPES, x.device)
-    check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)
+    check_groups(name, matrices, of_groups, x.device)

@@ -340,7 +340,7 @@ def int4_experts_kernel(
             is_row,
             packed + expert * num_tiles * HALF_TILE * num_outputs,
             scales + expert * num_groups * num_outputs,
-            zeros + expert * num_groups * num_outputs,
+            zeros + expert * (1 if IS_FP4 and GROUP_SIZE < HALF_TILE else num_groups) * num_outputs,
             column,
             is_column,
             0,

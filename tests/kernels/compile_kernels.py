@@ -29,7 +29,7 @@ from headrace.kernels.causal_conv import triton as causal_conv
 from headrace.kernels.gated_delta import triton as gated_delta
 from headrace.kernels.kv_cache import triton as kv_cache
 from headrace.kernels.layer_norm import triton as layer_norm
-from headrace.kernels.linear import Int4Weight, ScaledWeight
+from headrace.kernels.linear import Fp4Weight, Int4Weight, ScaledWeight
 from headrace.kernels.linear import triton as linear
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
@@ -239,6 +239,10 @@ def compile_linear(card: Card) -> None:
         )
         linear.int4_linear_triton(x, int4, grouped[0].to(dtype), 1 if rows > 1 else 4)
         linear.unpack_int4_triton(int4, range(6144), dtype)
+        if rows == 1:
+            nvfp4 = Fp4Weight(int4.packed, torch.zeros(256, 6144, dtype=torch.uint8), 4096, torch.ones(6144))
+            linear.int4_linear_triton(x, nvfp4)
+            linear.unpack_int4_triton(nvfp4, range(6144), dtype)
         if dtype == F16:
             # GGUF's blocks: groups of 32, minima for zeros.
             minima = torch.zeros(128, 6144, dtype=F16)
@@ -301,6 +305,7 @@ def compile_moe(card: Card) -> None:
         ("plain", BF16, 2048, 768, (1, 1024, 8192)),
         *((kind, BF16, 2048, 768, (1, 8192)) for kind in ("int4", FP8)),
         *((kind, BF16, 2880, 2880, (8, 4096)) for kind in ("biased", "fp4")),
+        ("nvfp4", BF16, 2048, 768, (1,)),
         (INT8, BF16, 2048, 768, (1,)),
         ("plain", F16, 200, 100, (40,)),
         ("plain", F32, 64, 72, (9,)),
@@ -334,6 +339,9 @@ def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_
         values = torch.empty(128, num_outputs, num_inputs, dtype=kind)
         return ByteMatrices(values, *((groups, 128, True) if kind == FP8 else (groups[:, :1].contiguous(), num_inputs)))
     packed = torch.empty(128, -(-num_inputs // 64) * 32, num_outputs, dtype=torch.uint8)
+    if kind == "nvfp4":
+        scales = torch.empty(128, num_inputs // 16, num_outputs, dtype=torch.uint8)
+        return Fp4Matrices(packed, scales, num_inputs, torch.empty(128, num_outputs))
     if kind == "fp4":
         return Fp4Matrices(packed, torch.empty(128, -(-num_inputs // 32), num_outputs, dtype=dtype), num_inputs)
     if kind == "int4":

@@ -73,10 +73,18 @@ def floats(outputs: int, inputs: int, group_size: int, dtype: torch.dtype = torc
     return Fp4Weight.pack(torch.randint(16, (outputs, inputs)).to(torch.uint8), exponents.to(torch.uint8))
 
 
+def nvfp4(outputs: int, inputs: int, group_size: int, dtype: torch.dtype = torch.half) -> QuantizedWeight:
+    """Groups of 16 inputs whatever is asked for; products of scales and factors that float16 holds, or not."""
+    factors = torch.full((outputs,), 2.0**-9) if dtype == torch.half else numbers(outputs).abs() / 256
+    bits = torch.randint(8, 72, (outputs, -(-inputs // 16))).to(torch.uint8)
+    values = torch.randint(16, (outputs, inputs)).to(torch.uint8)
+    return Fp4Weight.pack_nvfp4(values, bits.view(torch.float8_e4m3fn), factors)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("dtype", "instructions"), KINDS)
 @pytest.mark.parametrize(("outputs", "inputs", "group_size"), SHAPES)
-@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, eight_bits])
+@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, nvfp4, eight_bits])
 def test_products_are_those_of_the_weight_it_stands_for(
     make, outputs, inputs, group_size, dtype, instructions, threads, request
 ):
@@ -98,7 +106,7 @@ def test_products_are_those_of_the_weight_it_stands_for(
 
 
 @pytest.mark.parametrize(("dtype", "instructions"), KINDS)
-@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, eight_bits])
+@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, nvfp4, eight_bits])
 def test_scales_that_float16_does_not_hold(make, dtype, instructions):
     weight, x = make(40, 96, 32, torch.float32), numbers(5, 96).to(dtype)
     product = GroupedProduct(weight, None, dtype, instructions)

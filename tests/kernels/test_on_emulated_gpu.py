@@ -95,6 +95,7 @@ CHOSEN = {
             "test_int4_with_minima[bfloat16-3-200-32-None]",
             "test_int4_of_many_rows[bfloat16-parts-7-600-96-32]",
             "test_int4_with_minima_and_floats_in_four_bits_are_unpacked[bfloat16]",
+            "test_nvfp4[bfloat16-3-24-16-None]",
             "test_scaled[bfloat16-3-130-200-200-2-int8]",
             "test_scaled[bfloat16-64-65-128-128-1-fp8]",
             "test_scaled[bfloat16-17-33-300-128-1-int8]",

@@ -143,7 +143,42 @@ def test_int4_with_minima_and_floats_in_four_bits_are_unpacked(triton_dtype, dev
     exponents = torch.randint(118, 130, (40, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     floats = Fp4Weight.pack(weight.unpacked().cpu(), exponents)
     floats = replace(floats, packed=floats.packed.to(device), scales=floats.scales.to(device))
-    assert torch.equal(unpack_int4_triton(floats, range(40), triton_dtype).t(), floats.dequantized(triton_dtype))
+    for each in (floats, nvfp4_weight(40, 208, device)):
+        assert torch.equal(unpack_int4_triton(each, range(40), triton_dtype).t(), each.dequantized(triton_dtype))
+
+
+def nvfp4_weight(outputs: int, inputs: int, device: torch.device) -> Fp4Weight:
+    """Every scale of E4M3 but those that are no numbers, the negative ones too, if there are enough groups."""
+    generator = torch.Generator().manual_seed(inputs)
+    values = torch.randint(16, (outputs, inputs), generator=generator).to(torch.uint8)
+    scales = torch.tensor([each for each in range(256) if each % 128 != 127]).to(torch.uint8)
+    scales = scales[torch.arange(outputs * (inputs // 16)) % len(scales)].view(outputs, -1)
+    factors = (torch.rand(outputs, generator=generator) + 0.5) * 0.003 * inputs**-0.5
+    return Fp4Weight.pack_nvfp4(values.to(device), scales.view(FP8).to(device), factors.to(device))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "splits"), [(1, 72, 96, 1), (17, 40, 336, 3), (70, 65, 80, None), (3, 24, 16, None)]
+)
+def test_nvfp4(rows, outputs, inputs, splits, triton_dtype, device):
+    weight, x = nvfp4_weight(outputs, inputs, device), normal(rows, inputs).to(device, triton_dtype)
+    bias = normal(outputs, seed=2).to(device, triton_dtype) if rows % 2 else None
+    assert_close(int4_linear_triton(x, weight, bias, splits), int4_linear_reference(x, weight, bias))
+
+
+def test_nvfp4_is_what_its_bits_say(device):
+    weight, sizes = nvfp4_weight(24, 80, device), (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    values, factors = weight.unpacked(), weight.zeros
+    dequantized = weight.dequantized(torch.float64)
+    for output, place in ((0, 0), (3, 79), (11, 15), (11, 16), (23, 63)):
+        value, scale = int(values[output, place]), int(weight.scales[place // 16, output])
+        exponent, fraction = scale >> 3 & 15, scale & 7
+        size = (1 + fraction / 8) * 2.0 ** (exponent - 7) if exponent else fraction / 8 * 2.0**-6
+        signs = (-1) ** (value >> 3) * (-1) ** (scale >> 7)
+        expected = signs * sizes[value & 7] * size * float(factors[output])
+        assert float(dequantized[output, place]) == pytest.approx(expected, rel=1e-6)
+    turned = weight.with_outputs(torch.arange(23, -1, -1, device=device))
+    assert torch.equal(turned.dequantized(torch.float64), dequantized.flip(0))
 
 
 def test_a_weight_of_four_bits_is_unpacked_for_many_rows_alone(monkeypatch, device):

@@ -143,6 +143,7 @@ KINDS: dict[str, Callable[[int, int], QuantizedWeight]] = {
     "int4": lambda outputs, inputs: of_nibbles(outputs, inputs, 32),
     "int4-groups-of-a-tile": lambda outputs, inputs: of_nibbles(outputs, inputs, 64),
     "fp4": lambda outputs, inputs: of_floats(outputs, inputs),
+    "nvfp4": lambda outputs, inputs: of_nvfp4(outputs, inputs),
     "int4-minima": lambda outputs, inputs: of_nibbles(outputs, inputs, 32, has_minima=True),
 }
 
@@ -170,12 +171,19 @@ def of_floats(outputs: int, inputs: int) -> Fp4Weight:
     return Fp4Weight.pack(values, torch.randint(118, 123, (outputs, -(-inputs // 32))).to(torch.uint8))
 
 
+def of_nvfp4(outputs: int, inputs: int) -> Fp4Weight:
+    values = torch.randint(16, (outputs, inputs)).to(torch.uint8)
+    scales = (torch.rand(outputs, -(-inputs // 16)) + 0.5).to(torch.float8_e4m3fn)
+    return Fp4Weight.pack_nvfp4(values, scales, (torch.rand(outputs) + 0.5) / 4 / inputs**0.5)
+
+
 def moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
     scales = weight.scales.to(device)
     if isinstance(weight, ScaledWeight):
         return replace(weight, values=weight.values.to(device), scales=scales)
     if isinstance(weight, Fp4Weight):
-        return replace(weight, packed=weight.packed.to(device), scales=scales)
+        factors = None if weight.factors is None else weight.factors.to(device)
+        return replace(weight, packed=weight.packed.to(device), scales=scales, factors=factors)
     return replace(weight, packed=weight.packed.to(device), scales=scales, zeros=weight.zeros.to(device))
 
 
