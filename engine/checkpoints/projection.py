@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
+from .quantization_config import (
+    MXFP4_GROUP,
+    NVFP4_GROUP,
+    BlockScheme,
+    Int4Scheme,
+    Mxfp4Scheme,
+    Nvfp4Scheme,
+    WeightScheme,
+)
 
 _HALF_BYTES, FLOAT_BYTES = 2, 4
 
@@ -45,6 +53,9 @@ class Projection:
             return self.num_weights // 2 + num_groups * (_HALF_BYTES + zero_bytes)
         if isinstance(scheme, Mxfp4Scheme):
             return self.num_weights // 2 + self.num_weights // MXFP4_GROUP * _HALF_BYTES
+        if isinstance(scheme, Nvfp4Scheme):
+            groups = -(-self.num_inputs // NVFP4_GROUP)
+            return self.num_weights // 2 + self.copies * self.num_outputs * (groups + FLOAT_BYTES)
         if isinstance(scheme, BlockScheme):
             return self.num_weights + self.num_weights // scheme.group_size * FLOAT_BYTES
         rows, columns = scheme.block

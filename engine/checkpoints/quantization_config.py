@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from fnmatch import translate
+from itertools import accumulate
+from typing import Any, Literal, Protocol
 
 from ..errors import ModelError
 from .model_folder import Raw
 
-# In MXFP4, how many weights share a scale.
-MXFP4_GROUP = 32
+# In MXFP4 and in NVFP4, how many weights share a scale.
+MXFP4_GROUP, NVFP4_GROUP = 32, 16
 # Of GGUF's types, how many weights share a scale.
 _BYTE_GROUPS = {"Q5_0": 32, "Q8_0": 32, "Q6_K": 16}
 
@@ -61,20 +63,48 @@ class Mxfp4Scheme:
     """Four bits a weight, floats, with a power of two for each `MXFP4_GROUP` inputs (W4A16 on a GPU)."""
 
 
-WeightScheme = Int4Scheme | ByteScheme | BlockScheme | Mxfp4Scheme
+@dataclass(frozen=True)
+class Nvfp4Scheme:
+    """Four bits a weight, floats, with an 8-bit float for each `NVFP4_GROUP` inputs and a factor for all (W4A16).
+
+    Names are what the checkpoint calls them; its factor `divides` or not.
+    """
+
+    weight_name: str = "weight"
+    factor_name: str = "weight_scale_2"
+    divides: bool = False
+
+
+WeightScheme = Int4Scheme | ByteScheme | BlockScheme | Mxfp4Scheme | Nvfp4Scheme
+
+
+class Pattern(Protocol):
+    """What modules' names are matched with, from their beginning."""
+
+    def match(self, string: str, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Modules by their names, and all in them; of thousands one is found as soon as of a few. See `Pattern`."""
+
+    names: frozenset[str]
+
+    def match(self, string: str, /) -> bool:
+        return any(before in self.names for before in accumulate(string.split("."), "{}.{}".format))
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How a checkpoint was quantised. `method` is its name; patterns are matched from a module's name's beginning.
+    """How a checkpoint was quantised. `method` is its name.
 
     `schemes`: the patterns of the modules that each is for, the first that fits counts. `ignored`: those of modules
     that stay as they were.
     """
 
     method: str
-    schemes: tuple[tuple[tuple[re.Pattern[str], ...], WeightScheme], ...]
-    ignored: tuple[re.Pattern[str], ...]
+    schemes: tuple[tuple[tuple[Pattern, ...], WeightScheme], ...]
+    ignored: tuple[Pattern, ...]
 
     def scheme(self, names: Sequence[str]) -> WeightScheme | None:
         """How the modules of these names are quantised, which become one: None where they are not.
@@ -186,7 +216,9 @@ def _compressed_tensors(raw: Raw) -> QuantizationConfig:
     return QuantizationConfig("compressed-tensors", schemes, tuple(map(_named, _listed(raw.get("ignore") or []))))
 
 
-_PACKED = "pack-quantized with 4-bit int weights and no input_activations"
+_PACKED = (
+    "pack-quantized with 4-bit int weights and no input_activations, nvfp4-pack-quantized with 4-bit float weights"
+)
 _BYTES = "int-quantized and float-quantized with 8-bit weights and 8-bit input_activations of the same type"
 
 
@@ -197,6 +229,9 @@ def _compressed_group(name: str, group: Raw, raw: Raw) -> WeightScheme:
     form = group.get("format") or raw.get("format") or "dense"
     if form == "pack-quantized" and (kind, bits) == ("int", 4) and not inputs:
         return _compressed_int4(name, weights)
+    if form == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
+        _require(weights, "group_size", NVFP4_GROUP)
+        return Nvfp4Scheme("weight_packed", "weight_global_scale", divides=True)
     byte = (kind, bits) in (("int", 8), ("float", 8))
     same = bool(inputs) and (inputs.get("type", "int"), int(inputs.get("num_bits", 8))) == (kind, bits)
     if form in ("int-quantized", "float-quantized", "naive-quantized") and byte and same:
@@ -251,6 +286,52 @@ def _mxfp4(raw: Raw) -> QuantizationConfig:
     return QuantizationConfig("mxfp4", (((experts,), Mxfp4Scheme()),), _left_out(raw, "modules_to_not_convert"))
 
 
+_MODELOPT_FP8: dict[str, Literal["tensor", "channel", "block"]] = {
+    "FP8": "tensor",
+    "FP8_PER_CHANNEL_PER_TOKEN": "channel",
+    "FP8_PB_WO": "block",
+}
+_MODELOPT_NVFP4 = ("NVFP4", "W4A16_NVFP4")
+
+
+def _modelopt(raw: Raw) -> QuantizationConfig:
+    """NVIDIA's. What `config.json` calls `ignore` is `exclude_modules` in `hf_quant_config.json`."""
+    raw = {**raw, **(raw.get("quantization") or {})}
+    if "NVFP4" in str(raw.get("kv_cache_quant_algo") or raw.get("kv_cache_scheme")).upper():
+        raise ModelError("kv_cache_quant_algo is 'NVFP4', of which the scales of keys and values are; supported: FP8")
+    ignored = _listed(raw.get("ignore") or raw.get("exclude_modules") or [])
+    patterns = (re.compile(translate(each)) if "*" in each else _inside(each) for each in ignored)
+    return QuantizationConfig("modelopt", tuple(_modelopt_schemes(raw)), tuple(patterns))
+
+
+def _modelopt_schemes(raw: Raw) -> Iterable[tuple[tuple[Pattern, ...], WeightScheme]]:
+    if raw.get("quant_algo", "") is None:
+        # Keys and values alone.
+        return
+    if raw.get("quant_algo") != "MIXED_PRECISION":
+        yield (re.compile(""),), _modelopt_scheme("", raw)
+        return
+    names: dict[WeightScheme, set[str]] = {}
+    for name, layer in raw["quantized_layers"].items():
+        # What guesses tokens ahead is never read.
+        if not name.startswith("mtp"):
+            names.setdefault(_modelopt_scheme(f"quantized_layers.{name}.", layer), set()).add(name)
+    yield from (((Modules(frozenset(each)),), scheme) for scheme, each in names.items())
+
+
+def _modelopt_scheme(field: str, raw: Raw) -> WeightScheme:
+    """field: where `raw` stands."""
+    algo = str(raw.get("quant_algo")).upper()
+    if algo in _MODELOPT_NVFP4:
+        _require(raw, "group_size", NVFP4_GROUP, default=NVFP4_GROUP)
+        return Nvfp4Scheme()
+    if algo in _MODELOPT_FP8:
+        size = int(raw.get("group_size") or 128)
+        return ByteScheme("fp8", _MODELOPT_FP8[algo], block=(size, size))
+    supported = ", ".join((*_MODELOPT_FP8, *_MODELOPT_NVFP4, "MIXED_PRECISION"))
+    raise ModelError(f"{field}quant_algo is {raw.get('quant_algo')!r}; supported: {supported}")
+
+
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -258,6 +339,7 @@ _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
     "compressed-tensors": _compressed_tensors,
     "gguf": _gguf,
     "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
 }
 
 
@@ -301,5 +383,5 @@ def _listed(value: Any) -> list[str]:
     return value
 
 
-def _matches(patterns: Iterable[re.Pattern[str]], name: str) -> bool:
+def _matches(patterns: Iterable[Pattern], name: str) -> bool:
     return any(pattern.match(name) for pattern in patterns)

@@ -29,7 +29,7 @@ from .rope import by_axis, query_factors, rotary_factors
 # beforehand (they are measured row by row here), and what says nothing.
 _UNREAD_SUFFIXES = (
     *(".input_scale", ".input_zero_point", ".output_scale", ".activation_scale"),
-    *(".weight_zero_point", ".g_idx", ".weight_shape"),
+    *(".weight_zero_point", ".g_idx", ".weight_shape", ".input_global_scale"),
 )
 
 

@@ -10,7 +10,7 @@ from ...kernels.linear import Fp4Weight
 from ..checkpoints.quantization_config import MXFP4_GROUP
 
 # The root of the mean square of all sixteen values.
-_RANDOM_SIZE = 2.93
+RANDOM_FP4_SIZE = 2.93
 _BLOCK_BYTES = MXFP4_GROUP // 2
 
 
@@ -33,8 +33,7 @@ class StoredMxfp4:
     def read(self) -> Fp4Weight:
         """See `StoredWeight`."""
         blocks, exponents = self.blocks.to(self.device), self.exponents.to(self.device)
-        values = torch.stack((blocks & 15, blocks >> 4), dim=-1)
-        return Fp4Weight.pack(values.view(self.shape), exponents)
+        return Fp4Weight.pack(fp4_values(blocks).view(self.shape), exponents)
 
 
 def blank_mxfp4(num_matrices: int, num_outputs: int, num_inputs: int) -> tuple[Tensor, Tensor]:
@@ -46,4 +45,9 @@ def blank_mxfp4(num_matrices: int, num_outputs: int, num_inputs: int) -> tuple[T
 
 def mxfp4_exponent(size: float) -> int:
     """The byte of the power of two with which random values are about of this size."""
-    return round(math.log2(size / _RANDOM_SIZE)) + 127
+    return round(math.log2(size / RANDOM_FP4_SIZE)) + 127
+
+
+def fp4_values(packed: Tensor) -> Tensor:
+    """Two values a byte, the lower half first: of [..., n] uint8 [..., 2 * n]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)

@@ -9,13 +9,22 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from ...kernels.linear import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
-from ..checkpoints.quantization_config import BlockScheme, ByteScheme, Int4Scheme, WeightScheme
+from ..checkpoints.quantization_config import (
+    NVFP4_GROUP,
+    BlockScheme,
+    ByteScheme,
+    Int4Scheme,
+    Nvfp4Scheme,
+    WeightScheme,
+)
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
 from .layouts import BYTE_LAYOUTS, INT4_LAYOUTS, Int4Layout, Int4Values
+from .mxfp4 import RANDOM_FP4_SIZE, fp4_values
 
+_RANDOM_FACTOR = 64.0
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 Scheme = TypeVar("Scheme", bound=WeightScheme)
@@ -57,7 +66,7 @@ class StoredModules(ABC, Generic[Scheme]):
         return weight if self._outputs is None else weight.with_outputs(self._outputs.to(self._device))
 
     @abstractmethod
-    def _read(self) -> Int4Weight | ScaledWeight:
+    def _read(self) -> Int4Weight | Fp4Weight | ScaledWeight:
         """See `read`; with outputs as the checkpoint has them."""
 
     @abstractmethod
@@ -157,6 +166,34 @@ class StoredBytes(StoredModules[ByteScheme]):
         ]
 
 
+class StoredNvfp4(StoredModules[Nvfp4Scheme]):
+    """Four bits a weight, floats, with a scale for each 16 inputs and a factor for a module."""
+
+    def _read(self) -> Fp4Weight:
+        packed, scales, factors = zip(*(self._of(part) for _, part in self._tensors()), strict=True)
+        values = fp4_values(torch.cat(packed).to(self._device))
+        return Fp4Weight.pack_nvfp4(values, torch.cat(scales).to(self._device), torch.cat(factors).to(self._device))
+
+    def _of(self, part: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        packed, factor = part[self._scheme.weight_name], part[self._scheme.factor_name]
+        return packed, part["weight_scale"], (1 / factor if self._scheme.divides else factor).expand(len(packed))
+
+    def _blank(self, name: str, size: int) -> list[WeightSlot]:
+        num_inputs, divides = self.shape[1], self._scheme.divides
+        if num_inputs % NVFP4_GROUP:
+            raise ModelError(f"{name}: in_features {num_inputs} is no multiple of {NVFP4_GROUP}, which have one scale")
+        packed = torch.empty(size, num_inputs // 2, dtype=torch.uint8)
+        scales = torch.empty(size, num_inputs // NVFP4_GROUP, dtype=torch.float8_e4m3fn)
+        # Random bytes are random values; of their size scales would be too small.
+        drawn = _RANDOM_FACTOR * num_inputs**-0.5 / RANDOM_FP4_SIZE
+        of_groups, factor = Axes(Axis(0), Axis(1, NVFP4_GROUP)), _RANDOM_FACTOR if divides else 1 / _RANDOM_FACTOR
+        return [
+            WeightSlot(self._scheme.weight_name, packed, axes=Axes(Axis(0), Axis(1, 2))),
+            WeightSlot("weight_scale", scales, constant=drawn, constant_shrinks=True, axes=of_groups),
+            WeightSlot(self._scheme.factor_name, torch.empty(1), constant=factor, is_positive=divides),
+        ]
+
+
 class StoredBlocks(StoredModules[BlockScheme]):
     """GGUF's blocks of up to eight bits a weight."""
 
@@ -177,12 +214,14 @@ def stored_modules(
     dtype: torch.dtype,
     device: torch.device,
     orders: Sequence[Tensor | None] = (),
-) -> StoredInt4 | StoredBytes | StoredBlocks:
+) -> StoredInt4 | StoredBytes | StoredBlocks | StoredNvfp4:
     """Modules of `sizes` outputs, quantised alike. Raises `ModelError` where the scheme has no room for these sizes."""
     if isinstance(scheme, Int4Scheme):
         return StoredInt4(scheme, names, sizes, num_inputs, dtype, device, orders)
     if isinstance(scheme, BlockScheme):
         return StoredBlocks(scheme, names, sizes, num_inputs, dtype, device, orders)
+    if isinstance(scheme, Nvfp4Scheme):
+        return StoredNvfp4(scheme, names, sizes, num_inputs, dtype, device, orders)
     assert isinstance(scheme, ByteScheme), "stacked experts are no modules"
     return StoredBytes(scheme, names, sizes, num_inputs, dtype, device, orders)
 

@@ -27,6 +27,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "zero_point": True, "version": "gemm", **GROUPS},
     "fp8": FP8,
     "fp8 in blocks": FP8 | {"weight_block_size": [32, 32]},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
 }
 
 

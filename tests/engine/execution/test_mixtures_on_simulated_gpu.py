@@ -127,13 +127,14 @@ def test_experts_lie_side_by_side_on_a_gpu_alone(folder, monkeypatch):
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
 @pytest.mark.parametrize(
     ("name", "quantization"),
-    [("mixtral", GPTQ), ("qwen", FP8), ("gemma4", FP8), ("gpt-oss", {"quant_method": "mxfp4"})],
-    ids=["mixtral-gptq", "qwen-fp8", "gemma4-fp8", "gpt-oss-mxfp4"],
+    [("mixtral", GPTQ), ("mixtral", NVFP4), ("qwen", FP8), ("gemma4", FP8), ("gpt-oss", {"quant_method": "mxfp4"})],
+    ids=["mixtral-gptq", "mixtral-nvfp4", "qwen-fp8", "gemma4-fp8", "gpt-oss-mxfp4"],
 )
 def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(
     name, quantization, chat_folder, tmp_path, monkeypatch

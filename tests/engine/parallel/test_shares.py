@@ -68,6 +68,7 @@ _NEMOTRON_SIZES = {"mamba_num_heads": 16, "moe_intermediate_size": 64, "moe_shar
         ("nemotron-h", "gptq", _NEMOTRON_SIZES),
         ("lfm2-moe", "gptq", {}),
         ("lfm2-moe", "fp8-blocks", {}),
+        ("nemotron-h", "nvfp4", _NEMOTRON_SIZES),
     ],
 )
 def test_of_quantised_checkpoints_with_states(name, quantization, sizes, tmp_path):

@@ -149,3 +149,50 @@ def scaled(
         return {"weight": stored, scale_name: scale.clone(), **beside}, stored.float() * spread
 
     return write
+
+
+def modelopt_fp8(scales: str, **extra: Tensor) -> Writer:
+    """As `scaled`, in the shapes that ModelOpt has: scales of blocks between dimensions of one."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, plain = scaled(FP8, scales, **extra)(weight)
+        scale = tensors["weight_scale"]
+        shape = {"tensor": (), "channel": (-1,), "block": (len(scale), 1, -1, 1) if scales == "block" else ()}[scales]
+        return {**tensors, "weight_scale": scale.reshape(shape)}, plain
+
+    return write
+
+
+# What four bits of E2M1 are, the highest a sign: two of exponent, one behind the point.
+FP4_VALUES = torch.tensor([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)])
+
+
+def e4m3(byte: int) -> float:
+    """What a byte of E4M3 is: a sign, four bits of exponent that count from 7, three behind the point."""
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = (1 + fraction / 8) * 2.0 ** (exponent - 7) if exponent else fraction / 8 * 2.0**-6
+    return -size if byte >> 7 else size
+
+
+def nvfp4(weight_name: str = "weight", factor_name: str = "weight_scale_2", divides: bool = False) -> Writer:
+    """Two values a byte, the first in the lower half; 16 have a scale in E4M3, and all a factor, or its reciprocal."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        groups = weight.unflatten(1, (-1, 16))
+        stored = 6 * 448 / weight.abs().max() if divides else weight.abs().max() / (6 * 448)
+        factor = 1 / stored if divides else stored
+        scales = (groups.abs().amax(2) / 6 / factor).to(FP8)
+        bits = scales.view(torch.uint8)
+        spread = (torch.tensor([e4m3(each) for each in bits.flatten().tolist()]).view(bits.shape) * factor).unsqueeze(2)
+        values = (groups.unsqueeze(3) / spread.unsqueeze(3) - FP4_VALUES).abs().argmin(3).to(torch.uint8)
+        plain = (FP4_VALUES[values.int()] * spread).flatten(1)
+        values = values.flatten(1)
+        tensors = {
+            weight_name: values[:, ::2] + 16 * values[:, 1::2],
+            "weight_scale": scales,
+            factor_name: stored.clone(),
+            "input_global_scale" if divides else "input_scale": torch.ones(1),
+        }
+        return tensors, plain
+
+    return write

@@ -29,7 +29,7 @@ from headrace.engine.errors import ConfigError, ModelError
 from headrace.kernels.native import native_library
 
 from ..conftest import save_random_model
-from .quantized_formats import FP8, Tensors, Writer, awq, gptq, packed, scaled
+from .quantized_formats import FP8, Tensors, Writer, awq, gptq, modelopt_fp8, nvfp4, packed, scaled
 
 # Sizes that are multiples of eight, which words hold, and not of blocks or, but for the hidden size, of groups.
 SIZES: dict[str, Any] = {
@@ -46,6 +46,8 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
+    # Of whole groups of 16.
+    "mixtral-176": MixtralConfig(**SIZES | {"intermediate_size": 176}, num_local_experts=3, num_experts_per_tok=2),
     "phi3": Phi3Config(**SIZES, pad_token_id=0, eos_token_id=1),
     "glm": GlmConfig(**SIZES, head_dim=16, pad_token_id=0, eos_token_id=1),
     "deepseek-v3": DeepseekV3Config(
@@ -113,6 +115,26 @@ def compressed(form: str, weights: dict[str, Any], ignore: list[str], **changes:
 
 
 HEAD = ["lm_head"]
+MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "ignore": HEAD}
+NVFP4 = {**MODELOPT, "quant_algo": "NVFP4", "group_size": 16, "ignore": [*HEAD, "*.down_proj"]}
+MIXED = {
+    **MODELOPT,
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "mtp.layers.0.mlp.experts": {"quant_algo": "FP8_BLOCK_SCALES"},
+        "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.1.block_sparse_moe.experts": {"quant_algo": "NVFP4", "group_size": 16},
+        **{f"model.layers.0.self_attn.{name}_proj": {"quant_algo": "FP8"} for name in "qkvo"},
+    },
+    "ignore": ["mtp*"],
+}
+
+
+def mixed(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """In FP8 what is no expert's and not of the head."""
+    return (nvfp4() if {96, 176} & set(weight.shape) else modelopt_fp8("tensor"))(weight)
+
+
 # The family, the writer, quantization_config, and which modules it is for.
 FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
     "gptq": ("llama", gptq(32), GPTQ, LAYERS),
@@ -224,6 +246,37 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         compressed("float-quantized", {**BYTE, "strategy": "block", "block_structure": [64, 64]}, HEAD),
         LAYERS,
     ),
+    "compressed nvfp4": (
+        "mixtral-176",
+        nvfp4("weight_packed", "weight_global_scale", divides=True),
+        compressed(
+            "nvfp4-pack-quantized",
+            {**INT4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            [*HEAD, "re:.*gate$"],
+        ),
+        LAYERS,
+    ),
+    "modelopt fp8": (
+        "llama",
+        modelopt_fp8("tensor", input_scale=torch.tensor(0.5)),
+        {**MODELOPT, "quant_algo": "FP8", "ignore": [*HEAD, "model.layers.0.mlp*"], "kv_cache_scheme": {"num_bits": 8}},
+        r"model\.layers\.(?!0\.mlp\.).*proj$",
+    ),
+    "modelopt fp8 of channels": (
+        "llama",
+        modelopt_fp8("channel"),
+        {**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        LAYERS,
+    ),
+    "modelopt fp8 in blocks": ("llama", modelopt_fp8("block"), {**MODELOPT, "quant_algo": "fp8_pb_wo"}, LAYERS),
+    "modelopt nvfp4": ("llama", nvfp4(), NVFP4, r"model\.layers\..*(?<!down)_proj$"),
+    "modelopt nvfp4 of pairs that are rotated": ("glm", nvfp4(), NVFP4, r"model\.layers\..*(?<!down)_proj$"),
+    "modelopt of several kinds": (
+        "mixtral-176",
+        mixed,
+        MIXED,
+        r"model\.layers\.0\.self_attn.*proj$|model\.layers\.1\..*experts.*|lm_head$",
+    ),
     "compressed int8": (
         "llama",
         scaled(torch.int8, "channel"),
@@ -315,7 +368,16 @@ def prompt_logprobs(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq in any order", "awq of experts", "compressed int4 with zeros", "fp8", "compressed int8"]
+    "name",
+    [
+        "gptq in any order",
+        "awq of experts",
+        "compressed int4 with zeros",
+        "fp8",
+        "compressed int8",
+        "compressed nvfp4",
+        "modelopt nvfp4",
+    ],
 )
 def test_random_weights_need_no_checkpoint(name, pair):
     folder, _ = pair(name)
@@ -421,6 +483,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         compressed("int-quantized", {**BYTE, "type": "int", "symmetric": False}, HEAD),
         "config_groups.group_0.weights.symmetric is false for 8 bits; supported: true",
     ),
+    "modelopt algorithm": (
+        {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
+        "quant_algo is 'NVFP4_AWQ'; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MIXED_P",
+    ),
+    "modelopt layer": (
+        {**MIXED, "quantized_layers": {"model.layers.0.mlp": {"quant_algo": "W4A8_AWQ"}}},
+        "quantization_config (modelopt): quantized_layers.model.layers.0.mlp.quant_algo is 'W4A8_AWQ'; supported: FP8",
+    ),
+    "modelopt group size": ({**NVFP4, "group_size": 32}, "group_size is 32; supported: 16"),
+    "modelopt keys": ({**NVFP4, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
+    "nvfp4 group size": (
+        compressed("nvfp4-pack-quantized", {**INT4, "type": "float"}, HEAD),
+        "group_size is 32; supported: 16",
+    ),
     "sparsity": (
         compressed("float-quantized", BYTE, HEAD, sparsity_config={"format": "sparse-24-bitmask"}),
         "sparsity_config.format is 'sparse-24-bitmask'; supported: dense",
@@ -440,6 +516,20 @@ def test_what_cannot_be_read_is_refused_at_the_config(quantization, message, bas
         ModelConfig.from_pretrained(folder)
 
 
+def test_modelopts_own_file_says_the_same(pair):
+    """It was alone before `config.json` said it too."""
+    folder, _ = pair("modelopt of several kinds")
+    expected = ModelConfig.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    said = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.from_pretrained(folder).quantization is None
+    own = {"quant_algo": said["quant_algo"], "exclude_modules": said["ignore"], "kv_cache_quant_algo": "FP8"}
+    own["quantized_layers"] = said["quantized_layers"]
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": said["producer"], "quantization": own}))
+    assert ModelConfig.from_pretrained(folder) == expected
+
+
 def test_modules_that_become_one_must_be_quantised_alike(pair):
     folder, _ = pair("compressed int4")
     config = json.loads((folder / "config.json").read_text())
@@ -454,6 +544,9 @@ def test_sizes_that_words_do_not_hold(base, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 101, "quantization_config": AWQ}))
     with pytest.raises(ModelError, match=r"mlp\.gate_proj: out_features 101 is no multiple of 8"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {**NVFP4, "ignore": []}}))
+    with pytest.raises(ModelError, match=r"mlp\.down_proj: in_features 168 is no multiple of 16"):
         load(folder)
 
 
