@@ -224,7 +224,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
         "ignore": ["lm_head"],
     },
     "modelopt-fp8": {"quant_method": "modelopt", "quant_algo": "FP8"},
-    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
 }
 
 
