@@ -91,8 +91,8 @@ class Fp4Weight:
 
     In MXFP4 (OCP MX 1.0) 32 inputs are a group, and scales powers of two; in NVFP4 16, and scales are 8-bit floats that
     each output has a factor for. packed: as `Int4Weight` has it; scales: [num_groups, out] bfloat16, or with factors
-    the bytes of float8_e4m3fn; factors: [out] float32, None in MXFP4. `zeros`: what kernels are given for them, which
-    there are none of.
+    the bytes of float8_e4m3fn; factors: [out] float32, None in MXFP4. `zeros`: what kernels are given in the place of
+    these, which there are none of: the factors, if there are any.
     """
 
     packed: Tensor

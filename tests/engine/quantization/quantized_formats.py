@@ -151,11 +151,11 @@ def scaled(
     return write
 
 
-def modelopt_fp8(scales: str, **extra: Tensor) -> Writer:
+def modelopt_fp8(scales: str) -> Writer:
     """As `scaled`, in the shapes that ModelOpt has: scales of blocks between dimensions of one."""
 
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
-        tensors, plain = scaled(FP8, scales, **extra)(weight)
+        tensors, plain = scaled(FP8, scales, input_scale=torch.tensor(0.5))(weight)
         scale = tensors["weight_scale"]
         shape = {"tensor": (), "channel": (-1,), "block": (len(scale), 1, -1, 1) if scales == "block" else ()}[scales]
         return {**tensors, "weight_scale": scale.reshape(shape)}, plain

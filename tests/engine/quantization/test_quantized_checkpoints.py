@@ -258,7 +258,7 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
     ),
     "modelopt fp8": (
         "llama",
-        modelopt_fp8("tensor", input_scale=torch.tensor(0.5)),
+        modelopt_fp8("tensor"),
         {**MODELOPT, "quant_algo": "FP8", "ignore": [*HEAD, "model.layers.0.mlp*"], "kv_cache_scheme": {"num_bits": 8}},
         r"model\.layers\.(?!0\.mlp\.).*proj$",
     ),
@@ -528,6 +528,11 @@ def test_modelopts_own_file_says_the_same(pair):
     own["quantized_layers"] = said["quantized_layers"]
     (folder / "hf_quant_config.json").write_text(json.dumps({"producer": said["producer"], "quantization": own}))
     assert ModelConfig.from_pretrained(folder) == expected
+    of_keys = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(of_keys))
+    quantization = ModelConfig.from_pretrained(folder).quantization
+    assert quantization is not None
+    assert quantization.scheme([QUERY]) is None
 
 
 def test_modules_that_become_one_must_be_quantised_alike(pair):
