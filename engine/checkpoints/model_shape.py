@@ -46,6 +46,7 @@ MoeNaming = Literal[
     "qwen",
     "qwen-stacked",
     "glm",
+    "mistral4",
     "ernie",
     "minimax",
     "granite",
@@ -61,6 +62,7 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "qwen": MoeNames(),
     "qwen-stacked": MoeNames(),
     "glm": MoeNames(shared="shared_experts"),
+    "mistral4": MoeNames(shared="shared_experts"),
     "ernie": MoeNames(shared="shared_experts", correction="moe_statics.e_score_correction_bias"),
     "minimax": replace(_MIXTRAL, correction="e_score_correction_bias"),
     "granite": MoeNames(
@@ -91,8 +93,9 @@ class MoeConfig:
     `shared_expert_intermediate_size`: one more expert that every token has, weighed by a gate of its own where
     `has_shared_gate`. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
-    chosen, or, where they are not `are_sigmoids`, probabilities. `num_groups`, `num_chosen_groups`: see `ExpertGroups`
-    of `headrace.kernels.moe`. `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
+    chosen, or, where they are not `are_sigmoids`, probabilities; without `stores_correction` it is nothing, and groups
+    are weighed as if there were one. `num_groups`, `num_chosen_groups`: see `ExpertGroups` of `headrace.kernels.moe`.
+    `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
     `has_mlp_beside`: layers with experts have an ordinary MLP too. `latent_size`: experts are given so many
     numbers that one matrix makes of a token, and of what they give another makes the token's; None: the token.
     """
@@ -106,6 +109,7 @@ class MoeConfig:
     shared_expert_intermediate_size: int | None = None
     has_shared_gate: bool = True
     has_correction: bool = False
+    stores_correction: bool = True
     are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
     num_groups: int = 1

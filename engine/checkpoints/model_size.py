@@ -161,7 +161,8 @@ def _mlp(
 def _mixture(moe: MoeConfig, prefix: str, hidden: int, *, is_gated: bool) -> Iterator[Projection]:
     names, inner, is_gpt_oss = moe.names, moe.intermediate_size, moe.naming == "gpt-oss"
     # What corrects the router's scores, or multiplies its shares, is as large as a bias.
-    has_numbers, is_wide = moe.has_correction or is_gpt_oss or moe.naming == "gemma4", moe.has_wide_router
+    has_correction, is_wide = moe.has_correction and moe.stores_correction, moe.has_wide_router
+    has_numbers = has_correction or is_gpt_oss or moe.naming == "gemma4"
     router = f"{prefix}.{names.router}"
     yield Projection(router, moe.num_experts, hidden, has_numbers, is_quantizable=False, is_wide=is_wide)
     if is_gpt_oss:

@@ -95,7 +95,7 @@ class LatentAttention:
             cache,
             step.slots,
         )
-        return absorbed
+        return absorbed if step.query_factors is None else absorbed.mul_(step.query_factors)
 
     def _matrices(self) -> tuple[Tensor, Tensor]:
         """Each head's [plain_dim, rank] that makes keys of a latent, and [value_dim, rank] that makes values."""

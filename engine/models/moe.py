@@ -105,7 +105,7 @@ class ExpertsMlp(Mixture):
             GATES[ACTIVATIONS[blank.config.activation]] if blank.config.is_gated else SquaredRelu(),
         )
         self._correction = (
-            torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
+            torch.zeros(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
         )
         self._latents = None if moe.latent_size is None else Latents.of(blank, moe.names, moe.latent_size)
         shared_size = moe.shared_expert_intermediate_size
@@ -137,7 +137,7 @@ class ExpertsMlp(Mixture):
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         names = self._moe.names
         yield from linear_slots(self.router, [f"{prefix}.{names.router}"])
-        if self._correction is not None:
+        if self._correction is not None and self._moe.stores_correction:
             yield WeightSlot(f"{prefix}.{names.correction}", self._correction)
         if self._matrices is not None:
             yield from self._matrices.weight_slots(prefix)
@@ -156,7 +156,7 @@ def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
         return True
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
-    if moe.naming not in ("qwen-stacked", "gemma4") or (
+    if moe.naming not in ("qwen-stacked", "mistral4", "gemma4") or (
         quantization is not None and quantization.scheme([first]) is not None
     ):
         return False

@@ -93,7 +93,7 @@ class StackedMatrices(NamedTuple):
         """blank: of the mixture."""
         number, hidden, inner = moe.num_experts, blank.config.hidden_size, moe.intermediate_size
         shapes = ((number, 2 * inner, hidden), (number, hidden, inner))
-        has_outputs_first = moe.naming in ("granite", "granite4", "gemma4")
+        has_outputs_first = moe.naming in ("granite", "granite4", "mistral4", "gemma4")
         return cls(
             *(
                 ExpertMatrices(blank, name, shape, has_biases, has_outputs_first)

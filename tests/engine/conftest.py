@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 from .families import VOCAB_SIZE, families, odd_sizes
+
+# Which it does not know by itself.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 NUM_NEW_TOKENS = 64
 PROMPT_LENGTHS = (1, 7, 33, 61)

@@ -37,6 +37,7 @@ from transformers import (
     LlamaConfig,
     MiniMaxM2Config,
     MinistralConfig,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
@@ -226,6 +227,9 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "deepseek-v3": lambda sizes: DeepseekV3Config(
         **sizes | _LATENT_SIZES, **_GROUPS, q_lora_rank=21, rope_parameters=_STRETCHED
+    ),
+    "mistral4": lambda sizes: Mistral4Config(
+        **sizes | _LATENT_SIZES, **_GROUPS, q_lora_rank=21, rope_parameters={**_STRETCHED, "llama_4_scaling_beta": 0.4}
     ),
     "glm4-moe-lite": lambda sizes: Glm4MoeLiteConfig(
         **sizes | _LATENT_SIZES,

@@ -12,6 +12,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "MistralForCausalLM": llama.read_mistral,
     "MinistralForCausalLM": llama.read_mistral,
     "Ministral3ForCausalLM": llama.read_ministral3,
+    "Mistral4ForCausalLM": deepseek.read_mistral4,
     "MixtralForCausalLM": mixtures.read_mixtral,
     "Qwen2ForCausalLM": llama.read_qwen2,
     "Qwen2MoeForCausalLM": mixtures.read_qwen2_moe,

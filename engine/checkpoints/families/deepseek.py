@@ -11,7 +11,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
 from .glm import guessing_parts, read_experts
-from .llama import read_plain, read_rotary_dim, require_activation
+from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation
 
 
 def read_deepseek_v2(folder: Path, raw: Raw) -> ModelShape:
@@ -47,6 +47,22 @@ def read_glm4_moe_lite(folder: Path, raw: Raw) -> ModelShape:
     if kinds := raw.get("mlp_layer_types"):
         moe = replace(moe, sparse_layers=tuple(kind == "sparse" for kind in kinds))
     return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=moe)
+
+
+def read_mistral4(folder: Path, raw: Raw) -> ModelShape:
+    """Mistral Small 4: DeepSeek-V3 with experts that probabilities choose, and queries that grow as Ministral 3's."""
+    if not (rope := raw.get("rope_parameters")):
+        raise ModelError("rope_parameters is missing: its family stretches all positions")
+    turned, plain_dim = int(raw["qk_rope_head_dim"]), int(raw["qk_nope_head_dim"])
+    # It counts the numbers of a head that are not rotated too.
+    if read_rotary_dim(raw, turned + plain_dim, turned / (turned + plain_dim)) != turned:
+        raise ModelError("partial_rotary_factor is not what of a head qk_rope_head_dim is")
+    shape = _read(folder, {**raw, "rope_parameters": {**rope, "partial_rotary_factor": None}})
+    moe = read_experts(raw, first_dense=0, normalises=True)
+    # Groups are weighed by their best two experts, as corrected ones are.
+    is_grouped = moe.num_groups > 1
+    moe = replace(moe, naming="mistral4", has_correction=is_grouped, stores_correction=False, are_sigmoids=False)
+    return replace(shape, moe=replace(moe, has_wide_router=False), query_growth=read_query_growth(raw, shape.ropes[0]))
 
 
 def _read(folder: Path, raw: Raw) -> ModelShape:

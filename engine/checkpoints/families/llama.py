@@ -121,9 +121,12 @@ def read_mistral(folder: Path, raw: Raw, **defaults: float) -> ModelShape:
 def read_ministral3(folder: Path, raw: Raw) -> ModelShape:
     """A Mistral whose queries grow beyond the context that it was first trained for."""
     plain = read_mistral(folder, raw, rms_norm_eps=1e-5, rope_theta=1e6)
+    return replace(plain, query_growth=read_query_growth(raw, plain.ropes[0]))
+
+
+def read_query_growth(raw: Raw, rope: RopeConfig) -> QueryGrowth | None:
     beta = (raw.get("rope_parameters") or {}).get("llama_4_scaling_beta")
-    growth = QueryGrowth(float(beta), plain.ropes[0].original_max_position_embeddings) if beta else None
-    return replace(plain, query_growth=growth)
+    return QueryGrowth(float(beta), rope.original_max_position_embeddings) if beta else None
 
 
 def read_qwen2(folder: Path, raw: Raw) -> ModelShape:

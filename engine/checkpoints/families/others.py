@@ -13,6 +13,7 @@ from ..model_folder import Raw
 from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
 from ..rope_config import RopeConfig, read_rope
 from ..vision_config import decoder_fields
+from .deepseek import read_mistral4
 from .llama import context_length, read_ministral3, read_mistral, read_plain, require_activation
 from .sliding_windows import read_windows, sliding_layers
 
@@ -165,6 +166,7 @@ _TEXT_READERS: dict[str, tuple[Callable[[Path, Raw], ModelShape], Raw]] = {
     ),
     "mistral": (read_mistral, {}),
     "ministral3": (read_ministral3, {}),
+    "mistral4": (read_mistral4, {}),
 }
 
 

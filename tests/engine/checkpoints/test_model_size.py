@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
@@ -33,7 +33,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 
 def described(config: Any, folder: Path, **changes: Any) -> ModelConfig:
     """A model of which there is nothing but its description."""
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__
     (folder / "config.json").write_text(json.dumps(config.to_dict() | {"architectures": [architecture]} | changes))
     return ModelConfig.from_pretrained(folder)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from headrace import LoRARequest
 from headrace.engine.checkpoints.model_config import ModelConfig
-from headrace.engine.checkpoints.model_shape import LatentAttentionConfig
+from headrace.engine.checkpoints.model_shape import LatentAttentionConfig, QueryGrowth
 from headrace.engine.checkpoints.model_size import kv_token_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -71,6 +71,39 @@ KIMI: dict[str, Any] = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
+# Mistral Small 4's.
+MISTRAL4: dict[str, Any] = {
+    "architectures": ["Mistral4ForCausalLM"],
+    "model_type": "mistral4",
+    "eos_token_id": 2,
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 256,
+    "moe_intermediate_size": 37,
+    "n_group": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 4,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "rope_parameters": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 128.0,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 8192,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "type": "yarn",
+    },
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "v_head_dim": 128,
+}
 
 
 def read(folder: Path, published: dict[str, Any], **fields: Any) -> ModelConfig:
@@ -101,6 +134,17 @@ def test_kimi_k2_as_it_is_published(tmp_path):
     assert (config.moe.has_correction, config.moe.norm_topk_prob, config.moe.num_groups) == (True, True, 1)
 
 
+def test_mistral_small_4_as_it_is_published(tmp_path):
+    config = read(tmp_path, MISTRAL4)
+    assert config.latent_attention == LatentAttentionConfig(256, 1024, 64, 64, 128)
+    assert (config.rotary_dim, config.has_rotary_pairs, config.max_position_embeddings) == (64, True, 2**20)
+    assert config.attention_scale == pytest.approx(128**-0.5 * 1.48520**2, rel=1e-5)
+    assert config.query_growth == QueryGrowth(0.1, 8192)
+    assert config.moe is not None
+    assert (config.moe.has_correction, config.moe.norm_topk_prob, config.moe.has_wide_router) == (False, True, False)
+    assert (config.moe.sparse_layers, config.moe.shared_expert_intermediate_size) == ((True,) * 3, 37)
+
+
 def test_layers_that_have_experts(tmp_path):
     def sparse(published: dict[str, Any], **fields: Any) -> tuple[bool, ...]:
         moe = read(tmp_path, published, num_hidden_layers=5, **fields).moe
@@ -129,6 +173,10 @@ def test_layers_that_have_experts(tmp_path):
         (KIMI, {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: 'sigmoid'"),
         (KIMI, {"topk_method": "greedy"}, "topk_method is 'greedy'; supported: 'noaux_tc'"),
         (KIMI, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is set"),
+        (MISTRAL4, {"rope_parameters": None}, "rope_parameters is missing"),
+        (MISTRAL4, {"qk_rope_head_dim": 32}, "partial_rotary_factor is not what of a head qk_rope_head_dim is"),
+        (MISTRAL4, {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
+        (MISTRAL4, {"n_group": 4, "topk_group": 1}, "num_experts_per_tok is 4 of 2 experts: topk_group 1"),
         (KIMI, {"n_group": 3}, "n_group 3 must divide the 8 experts"),
     ],
 )

@@ -64,6 +64,20 @@ CONFIGS: dict[str, Any] = {
         image_token_index=300,
         tie_word_embeddings=False,
     ),
+    "mistral4": Mistral3Config(
+        text_config={
+            **FAMILIES["mistral4"].to_dict(),
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "q_lora_rank": None,
+            # transformers writes into it.
+            "rope_parameters": {**GROWING},
+        },
+        vision_config={"model_type": "pixtral", **EYES, **IMAGES},
+        image_token_index=300,
+        tie_word_embeddings=False,
+    ),
 }
 
 
@@ -149,8 +163,8 @@ def test_what_gemma_4_may_leave_out(tmp_path):
 
 def test_decoders_that_are_not_known(tmp_path):
     save_random_model(CONFIGS["mistral3"], tmp_path, AutoModelForImageTextToText)
-    changed(tmp_path, model_type="mistral4")
-    with pytest.raises(ModelError, match=r"text_config.model_type 'mistral4'; supported: gemma3_text, mistral"):
+    changed(tmp_path, model_type="mistral5")
+    with pytest.raises(ModelError, match=r"text_config.model_type 'mistral5'; supported: gemma3_text, mistral"):
         ModelConfig.from_pretrained(tmp_path)
 
 
