@@ -28,7 +28,7 @@ from .rope import by_axis, query_factors, rotary_factors
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
 # beforehand (they are measured row by row here), and what says nothing.
 _UNREAD_SUFFIXES = (
-    *(".input_scale", ".input_zero_point", ".output_scale", ".activation_scale"),
+    *(".input_scale", ".input_zero_point", ".output_scale", "activation_scale"),
     *(".weight_zero_point", ".g_idx", ".weight_shape", ".input_global_scale"),
 )
 

@@ -151,15 +151,15 @@ class ExpertsMlp(Mixture):
 
 
 def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
-    """Whoever quantises experts writes each for itself, and so does transformers where it saves some families."""
+    """Who quantises experts mostly writes each for itself, and so does transformers where it saves some families."""
     if moe.naming in ("granite", "granite4"):
         return True
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
-    if moe.naming not in ("qwen-stacked", "mistral4", "gemma4") or (
-        quantization is not None and quantization.scheme([first]) is not None
-    ):
+    if moe.naming not in ("qwen-stacked", "mistral4", "gemma4"):
         return False
+    if quantization is not None and quantization.scheme([first]) is not None:
+        return holds_tensor(blank.config.path, f"{blank.prefix}{moe.names.stacked[1]}")
     return not holds_tensor(blank.config.path, f"{first}.weight")
 
 

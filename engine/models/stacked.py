@@ -11,9 +11,11 @@ from ...kernels.linear import Linear
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import Axes, Axis
 from ..checkpoints.model_config import MoeConfig
-from ..checkpoints.quantization_config import Mxfp4Scheme
+from ..checkpoints.quantization_config import ByteScheme, Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
+from ..errors import ModelError
 from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
+from ..quantization.stored import StoredStackedBytes, blank_stacked_bytes
 from .blocks import BlankWeights
 
 # As on disk: outputs before inputs, or behind them.
@@ -48,13 +50,22 @@ class ExpertMatrices:
         has_outputs_first: bool,
     ) -> None:
         """shape: experts, outputs and inputs."""
-        quantization, weights = blank.config.quantization, list[Tensor | StoredMxfp4]()
-        if quantization is not None and isinstance(quantization.scheme([blank.prefix + name]), Mxfp4Scheme):
+        quantization, weights = blank.config.quantization, list[Tensor | StoredMxfp4 | StoredStackedBytes]()
+        scheme = None if quantization is None else quantization.scheme([blank.prefix + name])
+        if isinstance(scheme, Mxfp4Scheme):
             stored = zip(*blank_mxfp4(*shape), strict=True)
             weights += [StoredMxfp4(*each, blank.dtype, blank.device) for each in stored]
+        elif isinstance(scheme, ByteScheme) and scheme.scales == "tensor":
+            stored = zip(*blank_stacked_bytes(scheme, *shape), strict=True)
+            weights += [StoredStackedBytes(*each, blank.dtype, blank.device) for each in stored]
+        elif scheme is not None:
+            raise ModelError(
+                f"{blank.prefix}{name} is quantised: stacked experts are supported with one scale for each"
+            )
         else:
             weights += empty_weight(shape, blank.dtype, blank.device)
         self._name, self._has_outputs_first = name, has_outputs_first
+        self._scale_name = scheme.scale_name.removeprefix("weight_") if isinstance(scheme, ByteScheme) else ""
         self._biases = torch.empty(shape[:2], dtype=blank.dtype, device=blank.device) if has_biases else None
         biases = [None] * len(weights) if self._biases is None else list(self._biases)
         self.linears = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
@@ -66,6 +77,9 @@ class ExpertMatrices:
             # Random bytes are random values, and all these have one size.
             exponent = mxfp4_exponent(held.shape[1] ** -0.5)
             yield WeightSlot(f"{name}_scales", self._of_all(held.exponents), constant=exponent)
+        elif isinstance(held, StoredStackedBytes):
+            yield WeightSlot(name, self._of_all(held.values), axes=_OF_MATRICES)
+            yield WeightSlot(f"{name}_{self._scale_name}", self._of_all(held.scale), constant=1.0)
         elif self._has_outputs_first:
             yield WeightSlot(name, self._of_all(self.linears[0].weight), axes=_OF_MATRICES)
         else:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -192,6 +192,34 @@ class StoredNvfp4(StoredModules[Nvfp4Scheme]):
             WeightSlot("weight_scale", scales, constant=drawn, constant_shrinks=True, axes=of_groups),
             WeightSlot(self._scheme.factor_name, torch.empty(1), constant=factor, is_positive=divides),
         ]
+
+
+@dataclass(frozen=True)
+class StoredStackedBytes:
+    """One of several matrices that are one tensor on disk. See `StoredWeight`; what is read of it goes to `device`.
+
+    values: [out, in], a byte each; scale: [1, 1], of all of them.
+    """
+
+    values: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_outputs, num_inputs = self.values.shape
+        return num_outputs, num_inputs
+
+    def read(self) -> ScaledWeight:
+        """See `StoredWeight`."""
+        scales = self.scale.repeat(1, len(self.values))
+        return ScaledWeight(self.values.to(self.device), scales.to(self.device), self.shape[1])
+
+
+def blank_stacked_bytes(scheme: ByteScheme, *shape: int) -> tuple[Tensor, Tensor]:
+    """All their values and scales, to be filled. shape: matrices, outputs and inputs."""
+    return torch.empty(shape, dtype=_BYTE_DTYPES[scheme.kind]), torch.empty(shape[0], 1, 1)
 
 
 class StoredBlocks(StoredModules[BlockScheme]):

@@ -17,6 +17,7 @@ from transformers import (
     Gemma4TextConfig,
     GlmConfig,
     LlamaConfig,
+    Mistral4Config,
     MixtralConfig,
     Phi3Config,
     Qwen2Config,
@@ -63,6 +64,17 @@ FAMILIES = {
         n_group=2,
         topk_group=1,
         first_k_dense_replace=1,
+    ),
+    "mistral4": Mistral4Config(
+        **SIZES | {"num_key_value_heads": 4},
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        moe_intermediate_size=40,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
     ),
     "gemma4": Gemma4TextConfig(
         **SIZES | {"num_hidden_layers": 4},
@@ -202,6 +214,18 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [16, 16]},
         OF_LATENTS,
     ),
+    # As it is published.
+    "fp8 of stacked experts": (
+        "mistral4",
+        scaled(FP8, "tensor", "weight_scale_inv", activation_scale=torch.tensor(0.5)),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "static",
+            "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+            "weight_block_size": None,
+        },
+        OF_LATENTS,
+    ),
     "gptq of latents": ("deepseek-v3", gptq(32, False), {**GPTQ, "sym": False}, OF_LATENTS),
     "fp8 of layers with states": (
         "qwen3.5",
@@ -320,6 +344,12 @@ def pair(base: Callable[[str], Path], tmp_path: Path) -> Callable[[str], tuple[P
             if re.match(modules, module) and tensor.ndim == 2:
                 parts, plain[tensor_name] = writer(tensor)
                 quantized.update({f"{module}.{suffix}": part for suffix, part in parts.items()})
+            elif re.match(modules, module):
+                stacked, weights = zip(*map(writer, tensor), strict=True)
+                plain[tensor_name] = torch.stack(weights)
+                for suffix in stacked[0]:
+                    stacked_name = f"{module}_{suffix.removeprefix('weight_')}".removesuffix("_weight")
+                    quantized[stacked_name] = torch.stack([parts[suffix] for parts in stacked])
             else:
                 plain[tensor_name] = quantized[tensor_name] = tensor
         assert len(quantized) > len(plain)
@@ -558,3 +588,12 @@ def test_sizes_that_words_do_not_hold(base, tmp_path):
 def test_a_quantised_checkpoint_is_not_quantised_again(pair):
     with pytest.raises(ConfigError, match=r"the checkpoint's are quantised \(awq\): leave it out"):
         load(pair("awq")[0], quantization="int8")
+
+
+def test_stacked_experts_with_more_scales_are_refused(pair):
+    folder, _ = pair("fp8 of stacked experts")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [128, 128]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="gate_up_proj is quantised: stacked experts are supported with one scale"):
+        load(folder)
