@@ -47,6 +47,8 @@ MoeNaming = Literal[
     "qwen-stacked",
     "glm",
     "mistral4",
+    "exaone",
+    "hy3",
     "ernie",
     "minimax",
     "granite",
@@ -63,6 +65,8 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "qwen-stacked": MoeNames(),
     "glm": MoeNames(shared="shared_experts"),
     "mistral4": MoeNames(shared="shared_experts"),
+    "exaone": MoeNames(shared="shared_experts", correction="e_score_correction_bias"),
+    "hy3": MoeNames(shared="shared_mlp", router="router.gate", correction="expert_bias"),
     "ernie": MoeNames(shared="shared_experts", correction="moe_statics.e_score_correction_bias"),
     "minimax": replace(_MIXTRAL, correction="e_score_correction_bias"),
     "granite": MoeNames(
@@ -95,9 +99,10 @@ class MoeConfig:
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
     chosen, or, where they are not `are_sigmoids`, probabilities; without `stores_correction` it is nothing, and groups
     are weighed as if there were one. `num_groups`, `num_chosen_groups`: see `ExpertGroups` of `headrace.kernels.moe`.
-    `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
-    `has_mlp_beside`: layers with experts have an ordinary MLP too. `latent_size`: experts are given so many
-    numbers that one matrix makes of a token, and of what they give another makes the token's; None: the token.
+    `has_wide_router`: who is chosen is computed in float32, whatever the weights have. `shared_scaling_factor`: what
+    multiplies the output of the expert that all have. `has_mlp_beside`: layers with experts have an ordinary MLP too.
+    `latent_size`: experts are given so many numbers that one matrix makes of a token, and of what they give another
+    makes the token's; None: the token.
     """
 
     num_experts: int
@@ -112,6 +117,7 @@ class MoeConfig:
     stores_correction: bool = True
     are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
+    shared_scaling_factor: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1
     has_wide_router: bool = False
@@ -280,6 +286,8 @@ class ModelShape:
     has_output_gate: bool = False
     # The same with a number a head, of a matrix of its own.
     has_head_gates: bool = False
+    # Each head has a score beside those of the keys, of nothing.
+    has_sinks: bool = False
     # Layers that have a state in the place of keys and values.
     state_layers: StateLayersConfig | None = None
     # One entry a layer, true where it is an MLP and nothing else, of models whose other layers have none.

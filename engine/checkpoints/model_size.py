@@ -206,7 +206,7 @@ def _num_norm_weights(model: ModelConfig) -> int:
 
 
 def _num_sinks(model: ModelConfig) -> int:
-    return model.num_hidden_layers * model.num_attention_heads if model.gpt_oss is not None else 0
+    return model.num_hidden_layers * model.num_attention_heads if model.has_sinks else 0
 
 
 def _num_vision_weights(model: ModelConfig) -> int:

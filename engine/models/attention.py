@@ -10,6 +10,7 @@ from ...kernels.kv_cache import KVScales
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rms_norm, rotate_and_write
 from ...kernels.paged_attention import paged_attention
+from ..checkpoints.cut import OF_OUTPUTS
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, Step, linear_slots
@@ -53,13 +54,15 @@ class Attention:
         self.head_gates = blank.linear(["gate_proj"], [heads], config.hidden_size) if config.has_head_gates else None
         self._output_name = config.names.attention_output
         self.output = blank.linear([self._output_name], [config.hidden_size], query_size, config.output_bias)
+        sinks = torch.empty(heads, dtype=blank.dtype, device=blank.device)
+        self._loaded_sinks = sinks if config.has_sinks else None
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
 
-    @property
+    @cached_property
     def sinks(self) -> Tensor | None:
         """Scores beside those of the keys, where a family has them: see `paged_attention`."""
-        return None
+        return None if self._loaded_sinks is None else self._loaded_sinks.float()
 
     @cached_property
     def _kv_scales(self) -> KVScales:
@@ -146,6 +149,8 @@ class Attention:
         for name, norm in ((called.query_norm, self.query_norm), (called.key_norm, self.key_norm)):
             if norm is not None:
                 yield WeightSlot(f"{prefix}.{name}.weight", norm, self._config.norm_offset)
+        if self._loaded_sinks is not None:
+            yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks, axes=OF_OUTPUTS)
         if self._config.quantization is not None:
             yield from self._kv_scale_slots(prefix)
 

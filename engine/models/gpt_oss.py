@@ -1,15 +1,13 @@
 """gpt-oss: Llama's layer with sinks in its attention, and experts that are stacked on disk and have biases."""
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from ...kernels.activation import clamped_swiglu
 from ...kernels.moe import ClampedGate, choose_experts
 from ..checkpoints.weights import WeightSlot
-from .attention import Attention
 from .blocks import BlankWeights, linear_slots
 from .llama import LlamaLayer
 from .moe import Mixture
@@ -19,28 +17,8 @@ from .stacked import StackedMatrices
 class GptOssLayer(LlamaLayer):
     """See `DecoderLayer`."""
 
-    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> "SinkAttention":
-        return SinkAttention(blank, rope, sliding_window)
-
     def _new_mlp(self, blank: BlankWeights, index: int) -> "GptOssExperts":
         return GptOssExperts(blank.within("mlp"))
-
-
-class SinkAttention(Attention):
-    """With a sink for each head."""
-
-    def __init__(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> None:
-        super().__init__(blank, rope, sliding_window)
-        self._loaded_sinks = torch.empty(blank.config.num_attention_heads, dtype=blank.dtype, device=blank.device)
-
-    @cached_property
-    def sinks(self) -> Tensor:
-        """As the kernels take them, once the weights are there."""
-        return self._loaded_sinks.float()
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from super().weight_slots(prefix)
-        yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
 
 
 class GptOssExperts(Mixture):

@@ -122,7 +122,9 @@ class ExpertsMlp(Mixture):
             ExpertGroups(self._moe.num_groups, self._moe.num_chosen_groups),
         )
         mixed = self.mix(x, ids, shares) if self._latents is None else self._of_latents(x, self._latents, ids, shares)
-        return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
+        if self.shared is not None:
+            mixed = torch.add(mixed, self.shared(x), alpha=self._moe.shared_scaling_factor)
+        return self._ranks.sum(mixed)
 
     def _of_latents(self, x: Tensor, latents: "Latents", ids: Tensor, shares: Tensor) -> Tensor:
         return latents.tokens(self.mix(latents.of_tokens(x), ids, shares))

@@ -102,6 +102,9 @@ class Shard:
         if module == "qkv_proj":
             sizes = (self._query_size, self._key_size, self._key_size)
             return Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
+        if module == "sinks":
+            heads = self.model.num_attention_heads
+            return Part(True, heads, (share_of(heads, self.rank, self.size),))
         if module == self.model.names.attention_output:
             return Part(False, self._query_size, (self._queries,))
         if module in _VOCABULARY:

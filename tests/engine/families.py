@@ -10,6 +10,7 @@ from transformers import (
     ArceeConfig,
     BambaConfig,
     Cohere2Config,
+    Cohere2MoeConfig,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -17,6 +18,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -29,12 +31,15 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    GraniteSWAConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HYV3Config,
     Lfm2Config,
     Lfm2MoeConfig,
     Lfm3Config,
     LlamaConfig,
+    MellumConfig,
     MiniMaxM2Config,
     MinistralConfig,
     Mistral4Config,
@@ -57,6 +62,7 @@ from transformers import (
     SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
+    YoutuConfig,
 )
 
 VOCAB_SIZE = 307
@@ -97,18 +103,22 @@ YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "origina
 
 
 # Of attention to latents, and of experts in groups.
-_LATENT_SIZES = {
+_LATENT_ATTENTION = {
     "num_key_value_heads": _NUM_HEADS,
     "kv_lora_rank": 26,
     "qk_nope_head_dim": 10,
     "qk_rope_head_dim": 6,
     "v_head_dim": 14,
+}
+_LATENT_SIZES = {
+    **_LATENT_ATTENTION,
     "moe_intermediate_size": 37,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.7,
 }
 _GROUPS = {"n_routed_experts": 9, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2}
+_GROUPS_OF_OTHERS = {"num_experts": 9, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2}
 _STRETCHED = {**YARN_ROPE, "mscale": 0.9, "mscale_all_dim": 1.3}
 
 PHI3_TOKENS = {"pad_token_id": 0, "eos_token_id": 1}
@@ -353,6 +363,22 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         tie_word_embeddings=False,
     ),
+    "cohere2-moe": lambda sizes: Cohere2MoeConfig(
+        **sizes,
+        **_TOKENS,
+        head_dim=16,
+        num_experts=5,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        expert_selection_fn="sigmoid",
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        prefix_dense_intermediate_size=77,
+        sliding_window=21,
+        rms_norm_eps=1e-5,
+        logit_scale=0.3,
+        tie_word_embeddings=False,
+    ),
     # Of the others' size one of its answers says ten tokens over and over.
     "apertus": lambda sizes: ApertusConfig(**{**sizes, "intermediate_size": 117}, rope_parameters=LLAMA3_ROPE),
     "arcee": lambda sizes: ArceeConfig(**sizes, **_TOKENS, mlp_bias=True),
@@ -414,6 +440,15 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         residual_multiplier=0.7,
         logits_scaling=3.0,
     ),
+    "granite-swa": lambda sizes: GraniteSWAConfig(
+        **sizes,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_rope_theta=[1e4, 0, 1e6],
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        tie_word_embeddings=False,
+    ),
     "granite4": lambda sizes: GraniteMoeHybridConfig(
         **sizes,
         mamba_n_heads=8,
@@ -424,6 +459,38 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         embedding_multiplier=1.5,
         attention_multiplier=0.4,
         residual_multiplier=0.7,
+    ),
+    "youtu": lambda sizes: YoutuConfig(**sizes | _LATENT_ATTENTION, q_lora_rank=None, attention_bias=True),
+    "hy3": lambda sizes: HYV3Config(
+        **sizes,
+        **_TOKENS,
+        head_dim=20,
+        moe_intermediate_size=37,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mlp_layer_types=["dense", "sparse", "dense"],
+    ),
+    "exaone-moe": lambda sizes: ExaoneMoeConfig(
+        **sizes,
+        **_GROUPS_OF_OTHERS,
+        head_dim=20,
+        moe_intermediate_size=37,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "mellum": lambda sizes: MellumConfig(
+        **sizes,
+        head_dim=20,
+        moe_intermediate_size=37,
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
     ),
     "seed-oss": lambda sizes: SeedOssConfig(**sizes, head_dim=16, attention_out_bias=True),
 }

@@ -5,7 +5,21 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
-from . import deepseek, gemma4, glm, gpt_oss, layer_norm, lfm, llama, mamba, mixtures, others, qwen_next, qwen_vl
+from . import (
+    deepseek,
+    gemma4,
+    glm,
+    gpt_oss,
+    layer_norm,
+    lfm,
+    llama,
+    mamba,
+    mistral3,
+    mixtures,
+    others,
+    qwen_next,
+    qwen_vl,
+)
 
 READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama.read_llama,
@@ -30,6 +44,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "DeepseekV2ForCausalLM": deepseek.read_deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.read_deepseek_v3,
     "Glm4MoeLiteForCausalLM": deepseek.read_glm4_moe_lite,
+    "YoutuForCausalLM": deepseek.read_youtu,
     "Glm4MoeForCausalLM": glm.read_glm4_moe,
     "GlmForCausalLM": glm.read_glm,
     "Glm4ForCausalLM": glm.read_glm4,
@@ -38,14 +53,18 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "MiniMaxM2ForCausalLM": glm.read_minimax_m2,
     "SolarOpenForCausalLM": glm.read_solar_open,
     "Dots1ForCausalLM": glm.read_dots1,
+    "HYV3ForCausalLM": glm.read_hy3,
+    "ExaoneMoeForCausalLM": glm.read_exaone_moe,
+    "MellumForCausalLM": mixtures.read_mellum,
     "Phi3ForCausalLM": llama.read_phi3,
     "Gemma2ForCausalLM": others.read_gemma2,
     "Gemma3ForCausalLM": others.read_gemma3,
-    "Gemma3ForConditionalGeneration": others.read_text_only,
+    "Gemma3ForConditionalGeneration": others.read_gemma3_text,
     "Gemma4ForCausalLM": gemma4.read_gemma4,
     "Gemma4ForConditionalGeneration": gemma4.read_gemma4_text,
-    "Mistral3ForConditionalGeneration": others.read_text_only,
+    "Mistral3ForConditionalGeneration": mistral3.read_mistral3,
     "GraniteForCausalLM": llama.read_granite,
+    "GraniteSWAForCausalLM": llama.read_granite_swa,
     "GraniteMoeForCausalLM": mixtures.read_granite_moe,
     "GraniteMoeHybridForCausalLM": mamba.read_granite4,
     "SmolLM3ForCausalLM": llama.read_smollm3,
@@ -61,6 +80,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Exaone4ForCausalLM": others.read_exaone4,
     "CohereForCausalLM": layer_norm.read_cohere,
     "Cohere2ForCausalLM": layer_norm.read_cohere2,
+    "Cohere2MoeForCausalLM": layer_norm.read_cohere2_moe,
     "StableLmForCausalLM": layer_norm.read_stablelm,
     "Starcoder2ForCausalLM": layer_norm.read_starcoder2,
     "NemotronForCausalLM": layer_norm.read_nemotron,

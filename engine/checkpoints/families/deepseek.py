@@ -12,6 +12,7 @@ from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
 from .glm import guessing_parts, read_experts
 from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation
+from .sparse_layers import with_listed_layers
 
 
 def read_deepseek_v2(folder: Path, raw: Raw) -> ModelShape:
@@ -44,9 +45,12 @@ def read_glm4_moe_lite(folder: Path, raw: Raw) -> ModelShape:
     """GLM-4.7-Flash: DeepSeek-V3 in small."""
     _require(raw, "topk_method", "noaux_tc")
     moe = read_experts(raw, first_dense=1, normalises=True)
-    if kinds := raw.get("mlp_layer_types"):
-        moe = replace(moe, sparse_layers=tuple(kind == "sparse" for kind in kinds))
-    return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=moe)
+    return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=with_listed_layers(moe, raw))
+
+
+def read_youtu(folder: Path, raw: Raw) -> ModelShape:
+    """Youtu-LLM: DeepSeek's attention in a dense model."""
+    return _read(folder, {"tie_word_embeddings": True, **raw})
 
 
 def read_mistral4(folder: Path, raw: Raw) -> ModelShape:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
-from ..model_shape import ModelShape, MoeConfig
-from .llama import FUSED_GATE_UP, read_plain, read_qwen3, read_rotary_dim, require_activation
+from ..model_shape import DecoderNames, ModelShape, MoeConfig
+from .llama import FUSED_GATE_UP, read_llama, read_plain, read_qwen3, read_rotary_dim, require_activation
+from .others import read_exaone4
 from .sliding_windows import read_windows, sliding_layers
+from .sparse_layers import with_listed_layers
 
 
 def read_glm(folder: Path, raw: Raw) -> ModelShape:
@@ -133,6 +135,47 @@ def read_dots1(folder: Path, raw: Raw) -> ModelShape:
     windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
     return replace(
         read_qwen3(folder, raw), sliding_windows=windows, moe=read_experts(raw, first_dense=0, normalises=False)
+    )
+
+
+def read_hy3(folder: Path, raw: Raw) -> ModelShape:
+    """Hy3: a Llama with norms of heads, and such experts."""
+    if raw.get("mlp_bias"):
+        raise ModelError("mlp_bias is set: Hy3 is supported without")
+    plain = read_llama(folder, {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, **raw})
+    experts = {
+        **raw,
+        "n_routed_experts": raw["num_experts"],
+        "n_shared_experts": raw.get("num_shared_experts", 1),
+        "routed_scaling_factor": raw.get("router_scaling_factor", 2.826),
+        "norm_topk_prob": True,
+    }
+    moe = replace(read_experts(experts, first_dense=1, normalises=True), naming="hy3")
+    return replace(
+        plain,
+        qk_norm="heads",
+        moe=with_listed_layers(moe, raw),
+        unread_parts=guessing_parts(raw, plain.num_hidden_layers),
+    )
+
+
+def read_exaone_moe(folder: Path, raw: Raw) -> ModelShape:
+    """K-EXAONE: EXAONE 4's attention in Llama's layer, and such experts."""
+    require_activation(raw, "hidden_act", "silu")
+    experts = {
+        "routed_scaling_factor": 2.5,
+        **raw,
+        "n_routed_experts": raw["num_experts"],
+        "n_shared_experts": raw.get("num_shared_experts", 1),
+    }
+    moe = replace(read_experts(experts, first_dense=1, normalises=True), naming="exaone")
+    return replace(
+        read_exaone4(folder, raw),
+        decoder_layer="llama",
+        names=DecoderNames(),
+        moe=with_listed_layers(moe, raw),
+        # Further parts guess further tokens, which is not supported.
+        unread_parts=("mtp.",),
     )
 
 

@@ -28,6 +28,7 @@ def read_gpt_oss(folder: Path, raw: Raw) -> ModelShape:
         decoder_layer="gpt-oss",
         qkv_bias=bias,
         output_bias=bias,
+        has_sinks=True,
         sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
         moe=experts_in_each_layer(plain, "gpt-oss", num_experts, num_chosen),
         gpt_oss=GptOssConfig(float(raw.get("swiglu_limit", 7.0)), float(raw.get("swiglu_alpha", 1.702))),

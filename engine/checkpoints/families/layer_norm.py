@@ -8,10 +8,11 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
-from ..model_shape import DecoderNames, MlpNames, ModelShape
+from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
 from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation
 from .sliding_windows import read_windows, sliding_layers
+from .sparse_layers import with_listed_layers
 
 
 def read_cohere(folder: Path, raw: Raw) -> ModelShape:
@@ -21,7 +22,8 @@ def read_cohere(folder: Path, raw: Raw) -> ModelShape:
         raise ModelError("use_qk_norm is set: norms of queries and keys that take a mean off are not supported")
     # The first ones give the context beside what they were first trained for.
     context = raw.get("model_max_length") or raw.get("max_position_embeddings") or 8192
-    filled = {"tie_word_embeddings": True, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
+    filled = {"tie_word_embeddings": True}
+    raw = {**raw, "rms_norm_eps": raw.get("layer_norm_eps", 1e-5)}
     bias = bool(raw.get("attention_bias", False))
     return replace(
         read_plain(folder, filled | raw | {"max_position_embeddings": context}, rope_theta=5e5),
@@ -45,6 +47,55 @@ def read_cohere2(folder: Path, raw: Raw) -> ModelShape:
         rope if window else RopeConfig(rope.theta, "none") for rope, window in zip(plain.ropes, windows, strict=True)
     )
     return replace(plain, sliding_windows=windows, ropes=tuple(ropes))
+
+
+def read_cohere2_moe(folder: Path, raw: Raw) -> ModelShape:
+    """Command with experts, and norms that may be Llama's; the first layers may have an MLP, and turn in any case."""
+    num_dense, pattern = int(raw.get("first_k_dense_replace") or 0), int(raw.get("sliding_window_pattern", 4))
+    dense_pattern = int(raw.get("prefix_dense_sliding_window_pattern", 1))
+    is_sliding = sliding_layers(
+        raw,
+        lambda layer: bool((layer + 1) % dense_pattern if layer < num_dense else (layer - num_dense + 1) % pattern),
+    )
+    windows = read_windows({"sliding_window": 4096, **raw}, is_sliding)
+    dense_size = raw.get("prefix_dense_intermediate_size") or raw["intermediate_size"]
+    plain = read_cohere(folder, {"rope_theta": 1e4, "head_dim": 128, **raw, "intermediate_size": dense_size})
+    moe = with_listed_layers(_cohere_experts(raw, num_dense), raw)
+    ropes = (
+        rope if window or (dense_pattern == 1 and not is_sparse) else RopeConfig(rope.theta, "none")
+        for rope, window, is_sparse in zip(plain.ropes, windows, moe.sparse_layers, strict=True)
+    )
+    shape = replace(plain, moe=moe, sliding_windows=windows, ropes=tuple(ropes))
+    return shape if (eps := raw.get("rms_norm_eps")) is None else replace(shape, norm="rms", rms_norm_eps=float(eps))
+
+
+def _cohere_experts(raw: Raw, num_dense: int) -> MoeConfig:
+    """Chosen by their logits. `num_dense`: how many layers have none."""
+    _require(raw, "expert_selection_fn", "softmax", "sigmoid")
+    _require(raw, "shared_expert_combination_strategy", "average", "sum")
+    inner, num_shared = int(raw["intermediate_size"]), int(raw.get("num_shared_experts") or 0)
+    are_sigmoids = raw.get("expert_selection_fn") == "sigmoid"
+    share = 0.5 if num_shared and raw.get("shared_expert_combination_strategy", "average") == "average" else 1.0
+    return MoeConfig(
+        num_experts=int(raw.get("num_experts", 8)),
+        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
+        intermediate_size=inner,
+        # The shares of the chosen among themselves are the softmax of their logits.
+        norm_topk_prob=not are_sigmoids or bool(raw.get("norm_topk_prob", True)),
+        sparse_layers=tuple(layer >= num_dense for layer in range(int(raw["num_hidden_layers"]))),
+        naming="glm",
+        shared_expert_intermediate_size=num_shared * inner or None,
+        has_shared_gate=False,
+        has_correction=are_sigmoids,
+        stores_correction=False,
+        routed_scaling_factor=share,
+        shared_scaling_factor=share,
+    )
+
+
+def _require(raw: Raw, field: str, *allowed: str) -> None:
+    if (found := raw.get(field, allowed[0])) not in allowed:
+        raise ModelError(f"{field} is {found!r}; supported: {', '.join(allowed)}")
 
 
 def read_stablelm(folder: Path, raw: Raw) -> ModelShape:

@@ -65,6 +65,21 @@ def read_granite(folder: Path, raw: Raw) -> ModelShape:
     )
 
 
+def read_granite_swa(folder: Path, raw: Raw) -> ModelShape:
+    """Granite with sinks and windows, whose layers rotate each in its own way, or not at all."""
+    granite = read_granite(folder, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **raw})
+    thetas = raw.get("layer_rope_theta") or [rope.theta for rope in granite.ropes]
+    if len(thetas) != len(granite.ropes):
+        raise ModelError(f"layer_rope_theta has {len(thetas)} entries for {len(granite.ropes)} layers")
+    turns = zip(granite.ropes, map(float, thetas), strict=True)
+    return replace(
+        granite,
+        has_sinks=True,
+        ropes=tuple(replace(rope, theta=theta) if theta else RopeConfig(rope.theta, "none") for rope, theta in turns),
+        sliding_windows=read_windows({"sliding_window": 128, **raw}, sliding_layers(raw, lambda layer: layer % 4 != 0)),
+    )
+
+
 def read_smollm3(folder: Path, raw: Raw) -> ModelShape:
     """A Llama with layers that know no positions."""
     plain = read_llama(folder, {"rope_theta": 2e6, "tie_word_embeddings": True, **raw})

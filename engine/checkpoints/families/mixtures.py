@@ -10,7 +10,9 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import ModelShape, MoeConfig, MoeNaming
 from .llama import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
-from .sliding_windows import qwen_windows
+from .others import with_ropes_by_window
+from .sliding_windows import qwen_windows, sliding_layers
+from .sparse_layers import with_listed_layers
 
 
 def read_mixtral(folder: Path, raw: Raw) -> ModelShape:
@@ -49,6 +51,19 @@ def read_shared_qwen_moe(raw: Raw) -> MoeConfig:
 def read_qwen3_moe(folder: Path, raw: Raw) -> ModelShape:
     windows = qwen_windows(raw, lambda layer: True)
     return replace(read_qwen3(folder, raw), sliding_windows=windows, moe=_qwen_moe(raw))
+
+
+def read_mellum(folder: Path, raw: Raw) -> ModelShape:
+    """Mellum 2: Qwen3's mixture whose layers with a window have a rope of their own."""
+    is_sliding = sliding_layers(raw, lambda layer: False)
+    plain = read_qwen3(folder, {**raw, "rope_parameters": None})
+    moe = _qwen_moe({"norm_topk_prob": True, **raw, "decoder_sparse_step": 1, "mlp_only_layers": ()})
+    return replace(
+        with_ropes_by_window(plain, {"sliding_window": 1024, **raw}, is_sliding, 5e5, 1e4),
+        moe=with_listed_layers(moe, raw),
+        # Further parts guess further tokens, which is not supported.
+        unread_parts=("mtp.",),
+    )
 
 
 def _qwen_moe(raw: Raw) -> MoeConfig:

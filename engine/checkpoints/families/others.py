@@ -3,7 +3,7 @@
 Each reader raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from ..model_folder import Raw
 from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
 from ..rope_config import RopeConfig, read_rope
 from ..vision_config import decoder_fields
-from .deepseek import read_mistral4
-from .llama import context_length, read_ministral3, read_mistral, read_plain, require_activation
+from .llama import context_length, read_plain, require_activation
 from .sliding_windows import read_windows, sliding_layers
 
 GEMMA_NORMS = (
@@ -83,10 +82,18 @@ def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
     is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
     raw = {"sliding_window": 4096, **raw}
     theta = float(raw.get("rope_theta") or 5e5)
-    ropes = ropes_by_window(raw, is_sliding, theta, theta)
+    plain = read_olmo2(folder, {**raw, "rope_parameters": None, "rope_scaling": None})
+    return with_ropes_by_window(plain, raw, is_sliding, theta, theta)
+
+
+def with_ropes_by_window(
+    plain: ModelShape, raw: Raw, is_sliding: tuple[bool, ...], theta: float, local_theta: float
+) -> ModelShape:
+    """With windows too, and the context of layers without one. `plain`: read without its ropes."""
+    ropes = ropes_by_window(raw, is_sliding, theta, local_theta)
     full = next((rope for rope, sliding in zip(ropes, is_sliding, strict=True) if not sliding), ropes[0])
     return replace(
-        read_olmo2(folder, {**raw, "rope_parameters": None, "rope_scaling": None}),
+        plain,
         ropes=ropes,
         sliding_windows=read_windows(raw, is_sliding),
         max_position_embeddings=context_length(raw, full),
@@ -152,43 +159,39 @@ def _falcon_layer(raw: Raw, is_new: bool) -> FalconConfig:
     return FalconConfig(is_parallel, "input_layernorm", None if is_parallel else "post_attention_layernorm")
 
 
-# What the decoder of a model that reads images too has in its `text_config`, by its type, and what it may leave out.
-_TEXT_READERS: dict[str, tuple[Callable[[Path, Raw], ModelShape], Raw]] = {
-    "gemma3_text": (
-        read_gemma3,
-        {
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131_072,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mistral": (read_mistral, {}),
-    "ministral3": (read_ministral3, {}),
-    "mistral4": (read_mistral4, {}),
+# What a Gemma 3 that reads images may leave out in its `text_config`.
+_SEEING_GEMMA3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
 }
 
 
-def read_text_only(folder: Path, raw: Raw) -> ModelShape:
-    """The decoder of a model that reads images too, which are not supported: for text it is a model like others."""
+def read_gemma3_text(folder: Path, raw: Raw) -> ModelShape:
+    """The decoder of a Gemma 3 that reads images too, which are not supported: for text it is one like others."""
+    return read_language_model(folder, raw, {"gemma3_text": read_gemma3}, _SEEING_GEMMA3)
+
+
+def read_language_model(
+    folder: Path, raw: Raw, readers: Mapping[str, Callable[[Path, Raw], ModelShape]], defaults: Raw
+) -> ModelShape:
+    """The decoder of a model that has eyes beside it, read by the type that its `text_config` has."""
     text = raw["text_config"]
     kind = text.get("model_type")
-    if kind not in _TEXT_READERS:
-        raise ModelError(f"unsupported text_config.model_type {kind!r}; supported: {', '.join(_TEXT_READERS)}")
-    read, defaults = _TEXT_READERS[kind]
-    language, shape = "language_model.model", read(folder, decoder_fields({**raw, "text_config": {**defaults, **text}}))
-    return replace(
-        shape,
-        names=replace(
-            shape.names,
-            embedding=f"{language}.embed_tokens",
-            layers=f"{language}.layers",
-            final_norm=f"{language}.norm",
-            head="language_model.lm_head",
-        ),
-        unread_parts=("vision_tower.", "multi_modal_projector."),
+    if kind not in readers:
+        raise ModelError(f"unsupported text_config.model_type {kind!r}; supported: {', '.join(readers)}")
+    shape = readers[kind](folder, decoder_fields({**raw, "text_config": {**defaults, **text}}))
+    language = "language_model.model"
+    names = replace(
+        shape.names,
+        embedding=f"{language}.embed_tokens",
+        layers=f"{language}.layers",
+        final_norm=f"{language}.norm",
+        head="language_model.lm_head",
     )
+    return replace(shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."))
 
 
 def _optional_float(value: Any) -> float | None:

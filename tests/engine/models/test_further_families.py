@@ -13,6 +13,7 @@ from headrace.engine.errors import ModelError
 from ..families import ODD_SIZES
 
 SIZES = {name: size for name, size in ODD_SIZES.items() if name != "initializer_range"} | {"eos_token_id": 1}
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 37}
 
 
 def read(folder: Path, architecture: str, **fields: Any) -> ModelConfig:
@@ -80,12 +81,58 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
             "mamba_num_heads 128 is no multiple",
         ),
         ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG': layer_types has"),
+        ("HYV3ForCausalLM", {"mlp_bias": True}, "mlp_bias is set: Hy3 is supported without"),
+        ("HYV3ForCausalLM", {**MIXTURE, "mlp_layer_types": ["dense"]}, "mlp_layer_types has 1 entries for 3 layers"),
+        ("ExaoneMoeForCausalLM", {**MIXTURE, "mlp_layer_types": ["moe"] * 3}, "has moe; supported: dense, sparse"),
+        ("ExaoneMoeForCausalLM", {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
+        ("MellumForCausalLM", {**MIXTURE, "layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+        ("GraniteSWAForCausalLM", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries for 3 layers"),
+        ("Cohere2MoeForCausalLM", {"expert_selection_fn": "topk"}, "expert_selection_fn is 'topk'; supported: softmax"),
+        (
+            "Cohere2MoeForCausalLM",
+            {"shared_expert_combination_strategy": "gate"},
+            "combination_strategy is 'gate'; supported: average, sum",
+        ),
         ("NemotronForCausalLM", {"hidden_act": "silu"}, "unsupported hidden_act 'silu'; supported: relu2"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, architecture, fields, message):
     with pytest.raises(ModelError, match=message):
         read(tmp_path, architecture, **fields)
+
+
+def test_layers_of_command_with_experts_by_its_pattern(tmp_path):
+    """The first ones, which have an MLP, have a pattern of their own, by which all of them turn."""
+    config = read(
+        tmp_path,
+        "Cohere2MoeForCausalLM",
+        num_hidden_layers=5,
+        first_k_dense_replace=2,
+        prefix_dense_intermediate_size=64,
+        num_experts_per_tok=2,
+        num_experts=6,
+        num_shared_experts=2,
+        sliding_window=32,
+        sliding_window_pattern=2,
+    )
+    assert config.moe is not None
+    assert config.moe.sparse_layers == (False, False, True, True, True)
+    assert (config.moe.intermediate_size, config.intermediate_size) == (101, 64)
+    assert (config.moe.shared_expert_intermediate_size, config.moe.shared_scaling_factor) == (202, 0.5)
+    assert config.sliding_windows == (None, None, 32, None, 32)
+    assert [rope.rope_type for rope in config.ropes] == ["default", "default", "default", "none", "default"]
+    assert (config.norm, config.ropes[0].theta) == ("layer", 1e4)
+
+
+def test_what_guesses_ahead_is_left_out(tmp_path):
+    hy3 = read(tmp_path, "HYV3ForCausalLM", **MIXTURE, num_nextn_predict_layers=1)
+    assert hy3.unread_parts == ("model.layers.3.",)
+    assert (hy3.head_dim, hy3.ropes[0].theta) == (128, 11_158_840.0)
+    assert read(tmp_path, "MellumForCausalLM", **MIXTURE).unread_parts == ("mtp.",)
+    exaone = read(tmp_path, "ExaoneMoeForCausalLM", **MIXTURE, sliding_window=32)
+    assert exaone.unread_parts == ("mtp.",)
+    assert exaone.moe is not None
+    assert (exaone.moe.routed_scaling_factor, exaone.moe.sparse_layers) == (2.5, (False, True, True))
 
 
 def test_windows_and_positions_of_exaone_4(tmp_path):

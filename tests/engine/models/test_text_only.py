@@ -164,7 +164,9 @@ def test_what_gemma_4_may_leave_out(tmp_path):
 def test_decoders_that_are_not_known(tmp_path):
     save_random_model(CONFIGS["mistral3"], tmp_path, AutoModelForImageTextToText)
     changed(tmp_path, model_type="mistral5")
-    with pytest.raises(ModelError, match=r"text_config.model_type 'mistral5'; supported: gemma3_text, mistral"):
+    with pytest.raises(
+        ModelError, match=r"text_config.model_type 'mistral5'; supported: mistral, ministral3, mistral4"
+    ):
         ModelConfig.from_pretrained(tmp_path)
 
 

@@ -106,6 +106,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["attention"] * 3,
         "num_hidden_layers": 3,
     },
+    # Each head's sink goes where its queries do.
+    "granite-swa": {"architectures": ["GraniteSWAForCausalLM"], "sliding_window": 8, "attention_multiplier": 0.3},
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],
         **_EXPERTS,
