@@ -8,24 +8,55 @@ from typing import Any, Literal
 from ..errors import ModelError
 from .model_folder import Raw, read_json_object
 
+# Of the images that OpenAI's CLIP was trained with, by which many were published.
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
 
 @dataclass(frozen=True)
 class VisionNames:
-    """What a checkpoint calls a tower, below it the parts of a block's MLP, and the norm and matrices of a merger.
+    """What a checkpoint calls a tower, and below it its blocks, their parts, and the norm and matrices of a merger.
 
-    `mlp`: gate, up and down, or in and out where nothing gates.
+    `qkv`: one name where queries, keys and values are one matrix. `mlp`: gate, up and down, or in and out where nothing
+    gates; `mlp_module`: what they are below.
     """
 
     tower: str = "visual"
+    patches: str = "patch_embed.proj"
+    blocks: str = "blocks"
+    norms: tuple[str, str] = ("norm1", "norm2")
+    qkv: tuple[str, ...] = ("attn.qkv",)
+    output: str = "attn.proj"
+    mlp_module: str = "mlp"
     mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")
+
+
+@dataclass(frozen=True)
+class RowEnds:
+    """The tokens that stand behind each row of an image's: of the last row another. `folder`: whose tokenizer has them.
+
+    Positions in a prompt count tokens then, as without images.
+    """
+
+    folder: Path
+    row: str
+    image: str
+
+
+@dataclass(frozen=True)
+class ProjectorConfig:
+    """What makes an image's tokens of Mistral's tower: a norm, a merger, and two matrices."""
+
+    norm_eps: float
+    has_biases: bool
 
 
 @dataclass(frozen=True)
 class VisionConfig:
     """A tower of patches of `patch_size` pixels, of which `spatial_merge_size` squared become a token.
 
-    Images are resized to between `min_pixels` and `max_pixels`, then to (x / 255 - `image_mean`) / `image_std`.
+    Images are resized to between `min_pixels` and `max_pixels`, or to `longest_edge` at most where that is given, then
+    to (x / 255 - `image_mean`) / `image_std`.
     `image_token_id` stands in a prompt for each token of an image. The fields from `activation` on are where families
     differ.
     """
@@ -44,13 +75,25 @@ class VisionConfig:
     max_pixels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
-    activation: Literal["silu", "gelu_tanh", "quick_gelu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu"] = "silu"
+    longest_edge: int | None = None
+    row_ends: RowEnds | None = None
     # Layers attend within windows of so many pixels, but for some; None: all attend to the whole image.
     window_size: int | None = None
     full_attention_layers: frozenset[int] = frozenset()
     # Norms take a mean off and have biases, and so have the patches.
     has_layer_norms: bool = False
     has_patch_biases: bool = False
+    norm_eps: float = 1e-6
+    # Attention's and MLPs' matrices have biases.
+    has_biases: bool = True
+    # Patches have a norm before the first block.
+    has_patch_norm: bool = False
+    rope_theta: float = 1e4
+    # Frequencies turn by rows and columns in turns, not each by both.
+    has_frequencies_in_turns: bool = False
+    # None: a merger makes tokens.
+    projector: ProjectorConfig | None = None
     # Patches' positions are learned as well, for a square with so many a side.
     position_side: int | None = None
     # What comes out of these layers is merged too, and added to what comes out of as many of the decoder's first ones.
@@ -117,7 +160,7 @@ class ImageScale:
 
 def read_scale(folder: Path, published: ImageScale) -> ImageScale:
     """What the folder says of images, in the file of its own or in the one for all kinds of input."""
-    images = _image_processor(folder)
+    images = image_processor(folder)
     size = images.get("size") or {}
     return ImageScale(
         min_pixels=int(images.get("min_pixels") or size.get("shortest_edge") or published.min_pixels),
@@ -127,7 +170,7 @@ def read_scale(folder: Path, published: ImageScale) -> ImageScale:
     )
 
 
-def _image_processor(folder: Path) -> Mapping[str, Any]:
+def image_processor(folder: Path) -> Mapping[str, Any]:
     if (file := folder / "preprocessor_config.json").is_file():
         return read_json_object(file)
     if (file := folder / "processor_config.json").is_file():

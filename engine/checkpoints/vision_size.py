@@ -7,15 +7,23 @@ def num_vision_weights(vision: VisionConfig) -> int:
     size, inner = vision.hidden_size, vision.intermediate_size
     # The last one gives what the others take.
     *into, _ = vision.names.mlp
-    mlp = len(into) * inner * (size + 1) + size * (inner + 1)
-    attention = 4 * size * (size + 1)
-    patches = size * (vision.patch_values + vision.has_patch_biases)
+    biases = vision.has_biases
+    mlp = len(into) * inner * (size + biases) + size * (inner + biases)
+    attention = 4 * size * (size + biases)
+    patches = size * (vision.patch_values + vision.has_patch_biases) + size * vision.has_patch_norm
     positions = size * (vision.position_side or 0) ** 2
     blocks = vision.depth * (attention + mlp + 2 * _num_norm_weights(vision, size))
-    mergers = _num_merger_weights(vision, size) + len(vision.deepstack_layers) * _num_merger_weights(
+    return patches + positions + blocks + _num_token_weights(vision)
+
+
+def _num_token_weights(vision: VisionConfig) -> int:
+    """Of what makes tokens of patches."""
+    size, out = vision.hidden_size, vision.out_hidden_size
+    if (projector := vision.projector) is not None:
+        return size + size * vision.merged_size + out * (size + out + 2 * projector.has_biases)
+    return _num_merger_weights(vision, size) + len(vision.deepstack_layers) * _num_merger_weights(
         vision, vision.merged_size
     )
-    return patches + positions + blocks + mergers
 
 
 def _num_merger_weights(vision: VisionConfig, norm_size: int) -> int:

@@ -18,7 +18,7 @@ from .weight_files import open_weights, weight_files
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
 _NORM_SUFFIXES = (
-    *("norm.weight", "norm1.weight", "norm2.weight", ".ln_q.weight"),
+    *("norm.weight", "ln_pre.weight", "norm1.weight", "norm2.weight", ".ln_q.weight"),
     *("ln_attn.weight", "ln_mlp.weight", "ln_f.weight"),
 )
 # What multiplies whole vectors is near one as well.

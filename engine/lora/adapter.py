@@ -21,7 +21,7 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.w
 # Not those of experts: these see some of a batch's tokens, in an order of their own. Nor what makes keys and values of
 # latents, which is multiplied by in two parts.
 _ADAPTABLE = re.compile(
-    r"model\.(language_model\.)?layers\.\d+\."
+    r"(language_model\.)?model\.(language_model\.)?layers\.\d+\."
     r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa)"
     r"|self_attn\.out_proj|feed_forward\.w[123]|conv\.(in|out)_proj"
     r"|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj)|per_layer_(input_gate|projection))"
@@ -108,7 +108,8 @@ def _placed(file: Path, name: str, parts: Mapping[str, LinearPart]) -> tuple[str
     module = "" if match is None else match["module"]
     if module not in parts:
         # What PEFT saves has the names of transformers' modules, which are not all those of checkpoints.
-        module = module.replace("model.language_model.", "model.", 1)
+        others = (module.replace("model.language_model.", prefix, 1) for prefix in ("model.", "language_model.model."))
+        module = next((other for other in others if other in parts), module)
     if match is None or module not in parts:
         known = sorted({part.rpartition(".")[2] for part in parts})
         raise ModelError(

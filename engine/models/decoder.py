@@ -202,6 +202,9 @@ class Decoder:
         if images is not None and self.stage.is_first:
             images.put(branch)
         residual = torch.zeros_like(branch)
+        if positions.ndim == 2 and not self.config.mrope_axes:
+            # Of tokens, whatever images there are.
+            positions = positions[0]
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         growth = None if self._query_factors is None else self._query_factors[positions]

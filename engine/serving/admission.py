@@ -174,7 +174,7 @@ class Admission:
             return None
         if self.vision is None:
             raise InvalidRequestError("the model reads no images: leave them out, or take one that does", "images")
-        return PromptImages.of(request.prompt_token_ids, request.images, self.vision.image_token_id)
+        return PromptImages.of(request.prompt_token_ids, request.images, self.vision)
 
     def _adapter(self, request: Request) -> Adapter | None:
         if request.lora_request is None:

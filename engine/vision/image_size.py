@@ -29,6 +29,11 @@ def token_grid(height: int, width: int, config: VisionConfig) -> Grid:
     return Grid(resized_height // config.factor, resized_width // config.factor)
 
 
+def num_places(grid: Grid, config: VisionConfig) -> int:
+    """How many tokens of a prompt an image takes, what ends its rows included."""
+    return grid.num_tokens + (0 if config.row_ends is None else grid.rows)
+
+
 def check_size(height: int, width: int) -> None:
     """Raises `InvalidRequestError` for an image with too many pixels, or too long and thin."""
     if height * width > MAX_IMAGE_PIXELS:
@@ -44,9 +49,13 @@ def check_size(height: int, width: int) -> None:
 def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
     """The height and width that an image is scaled to: multiples of a token's, its shape kept as far as possible.
 
-    The rule of Qwen2-VL's `smart_resize`.
+    The rule of Qwen2-VL's `smart_resize`, or Pixtral's.
     """
     factor = config.factor
+    if config.longest_edge is not None:
+        shrink = max(max(height, width) / config.longest_edge, 1)
+        height, width = (max(math.floor(side / shrink), 1) for side in (height, width))
+        return -(-height // factor) * factor, -(-width // factor) * factor
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     if new_height * new_width > config.max_pixels:
         shrink = math.sqrt(height * width / config.max_pixels)

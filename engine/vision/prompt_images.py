@@ -77,34 +77,46 @@ class Piece(NamedTuple):
         return Piece(max(self.place - start, 0), self.image, first, last) if first < last else None
 
 
+class Run(NamedTuple):
+    """Tokens of an image that stand together, from `start` of the prompt on: those from `first` on, so many."""
+
+    start: int
+    image: PromptImage
+    first: int
+    length: int
+
+
 @dataclass(frozen=True, eq=False)
 class PromptImages:
-    """The images of one prompt, in their order. `starts`: where the tokens of each begin.
+    """The images of one prompt, in their order. `runs`: of each its tokens, or its rows where something ends these.
 
     positions: [3, num_prompt_tokens] int32, of time, height and width, that the prompt's tokens are rotated by.
     A token of index i after the prompt has i + `offset` for all three.
     """
 
     images: tuple[PromptImage, ...]
-    starts: tuple[int, ...]
+    runs: tuple[Run, ...]
     positions: NDArray[numpy.int32]
     offset: int
     _marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], images: Sequence[PromptImage], image_token_id: int) -> "PromptImages":
+    def of(cls, token_ids: Sequence[int], images: Sequence[PromptImage], vision: VisionConfig) -> "PromptImages":
         """Raises `InvalidRequestError` where the prompt has another number of image tokens than the images."""
-        starts = _starts(token_ids, images, image_token_id)
+        runs = _runs(token_ids, images, vision)
+        if vision.row_ends is not None:
+            counted = numpy.arange(len(token_ids), dtype=numpy.int32)
+            return cls(tuple(images), runs, numpy.broadcast_to(counted, (3, len(counted))), 0)
         positions = numpy.empty((3, len(token_ids)), dtype=numpy.int32)
         index = position = 0
-        for start, image in zip(starts, images, strict=True):
+        for start, image, _, _ in runs:
             end, after = start + image.grid.num_tokens, position + start - index
             positions[:, index:start] = numpy.arange(position, after)
             rows, columns = numpy.divmod(numpy.arange(image.grid.num_tokens), image.grid.columns)
             positions[:, start:end] = after + numpy.stack((numpy.zeros_like(rows), rows, columns))
             index, position = end, after + max(image.grid)
         positions[:, index:] = numpy.arange(position, position + len(token_ids) - index)
-        return cls(tuple(images), starts, positions, position - index)
+        return cls(tuple(images), runs, positions, position - index)
 
     @property
     def content(self) -> tuple[bytes, ...]:
@@ -130,39 +142,45 @@ class PromptImages:
 
     def pieces(self, start: int, end: int) -> Iterator[Piece]:
         """What of the images is among the sequence's tokens from `start` on; places count from there."""
-        for begin, image in zip(self.starts, self.images, strict=True):
-            first, last = max(begin, start), min(begin + image.grid.num_tokens, end)
+        if not self.runs or start >= self.runs[-1].start + self.runs[-1].length:
+            return
+        for run in self.runs:
+            first, last = max(run.start, start), min(run.start + run.length, end)
             if first < last:
-                yield Piece(first - start, image, first - begin, last - begin)
+                skipped = run.first - run.start
+                yield Piece(first - start, run.image, first + skipped, last + skipped)
 
     def marks(self, block_size: int) -> dict[int, bytes]:
         """By the indexes of the blocks that have tokens of images: what tells them from those of other images."""
         if (known := self._marks.get(block_size)) is not None:
             return known
         marks: dict[int, bytes] = {}
-        for start, image in zip(self.starts, self.images, strict=True):
-            last = start + image.grid.num_tokens - 1
-            for block in range(start // block_size, last // block_size + 1):
-                mark = image.content_hash + struct.pack("<i", start - block * block_size)
+        for start, image, first, length in self.runs:
+            for block in range(start // block_size, (start + length - 1) // block_size + 1):
+                mark = image.content_hash + struct.pack("<i", start - first - block * block_size)
                 marks[block] = marks.get(block, b"") + mark
         self._marks[block_size] = marks
         return marks
 
 
-def _starts(token_ids: Sequence[int], images: Sequence[PromptImage], image_token_id: int) -> tuple[int, ...]:
+def _runs(token_ids: Sequence[int], images: Sequence[PromptImage], vision: VisionConfig) -> tuple[Run, ...]:
     tokens = numpy.asarray(token_ids if isinstance(token_ids, array) else array("q", token_ids))
-    places = numpy.flatnonzero(tokens == image_token_id)
+    places = numpy.flatnonzero(tokens == vision.image_token_id)
     wanted = sum(image.grid.num_tokens for image in images)
     if len(places) != wanted:
         raise InvalidRequestError(
             f"prompt has {len(places)} image tokens, but its images are {wanted} tokens: expand each place of an image",
             "images",
         )
-    starts, used = [], 0
+    runs: list[Run] = []
+    used = 0
     for number, image in enumerate(images, 1):
-        first, last = int(places[used]), int(places[used + image.grid.num_tokens - 1])
-        if last - first != image.grid.num_tokens - 1:
+        num_tokens, columns = image.grid.num_tokens, image.grid.columns
+        length, gap = (num_tokens, 0) if vision.row_ends is None else (columns, 1)
+        indexes = numpy.arange(num_tokens)
+        own = places[used : used + num_tokens]
+        if not numpy.array_equal(own, own[0] + indexes + indexes // columns * gap):
             raise InvalidRequestError(f"the tokens of image {number} do not stand together in the prompt", "images")
-        starts.append(first)
-        used += image.grid.num_tokens
-    return tuple(starts)
+        runs += (Run(int(own[first]), image, first, length) for first in range(0, num_tokens, length))
+        used += num_tokens
+    return tuple(runs)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..checkpoints.model_config import ModelConfig
-from ..checkpoints.vision_config import VisionConfig
-from ..errors import InvalidRequestError
+from ..checkpoints.model_folder import read_json_object
+from ..checkpoints.vision_config import RowEnds, VisionConfig
+from ..errors import InvalidRequestError, ModelError
 from .image_files import image_size
-from .image_size import Grid, token_grid
+from .image_size import Grid, num_places, token_grid
 from .prompt_images import Picture, PromptImage
 
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
@@ -66,8 +67,13 @@ class ImageReader:
             )
         expanded, rest = array("i"), iter(grids)
         for token in token_ids:
-            expanded.extend([token] * next(rest).num_tokens if token == vision.image_token_id else (token,))
+            expanded.extend(_places(next(rest), vision) if token == vision.image_token_id else (token,))
         return expanded
+
+    def num_expanded(self, token_ids: Sequence[int], grids: Iterable[Grid]) -> int:
+        """How many tokens `expanded` makes: images of some bytes each may claim to be billions together."""
+        vision = self._require()
+        return len(token_ids) + sum(num_places(grid, vision) - 1 for grid in grids)
 
     def _of_image(self, number: int, picture: P, read: Callable[[P, VisionConfig], T]) -> T:
         vision = self._require()
@@ -87,9 +93,27 @@ def _vision_of(folder: Path) -> VisionConfig | None:
     return ModelConfig.from_pretrained(folder).vision
 
 
-def num_expanded(token_ids: Sequence[int], grids: Iterable[Grid]) -> int:
-    """How many tokens `ImageReader.expanded` makes: images of some bytes each may claim to be billions together."""
-    return len(token_ids) + sum(grid.num_tokens - 1 for grid in grids)
+def _places(grid: Grid, vision: VisionConfig) -> list[int]:
+    """The tokens that stand for an image."""
+    token = vision.image_token_id
+    if vision.row_ends is None:
+        return [token] * grid.num_tokens
+    row_end, image_end = _row_ends(vision.row_ends)
+    return ([token] * grid.columns + [row_end]) * (grid.rows - 1) + [token] * grid.columns + [image_end]
+
+
+@lru_cache(maxsize=16)
+def _row_ends(ends: RowEnds) -> tuple[int, int]:
+    """Raises `InvalidRequestError` where the tokenizer has none of this name."""
+    try:
+        tokens = read_json_object(ends.folder / "tokenizer.json").get("added_tokens") or ()
+    except ModelError as error:
+        raise InvalidRequestError(f"needs a tokenizer for images: {error}", "image") from error
+    ids = {token["content"]: int(token["id"]) for token in tokens}
+    for name in (ends.row, ends.image):
+        if name not in ids:
+            raise InvalidRequestError(f"{ends.folder / 'tokenizer.json'} has no token {name}, which ends rows", "image")
+    return ids[ends.row], ids[ends.image]
 
 
 def _grid(data: bytes, vision: VisionConfig) -> Grid:

@@ -13,10 +13,8 @@ from torch.nn.functional import interpolate, linear
 from ..checkpoints.vision_config import VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .image_size import Grid
-from .tower_parts import BlankTower, Block, Layout, Merger
+from .tower_parts import BlankTower, Block, Layout, Merger, Projector
 from .windows import Windows
-
-_ROPE_THETA = 10000.0
 
 
 class VisionTower:
@@ -30,13 +28,17 @@ class VisionTower:
         self._patches = blank.empty(size, *patch)
         self._patch_biases = blank.empty(size) if config.has_patch_biases else None
         self._positions = None if config.position_side is None else blank.empty(config.position_side**2, size)
+        self._patch_norm = blank.norm(size) if config.has_patch_norm else None
         self._blocks = [Block(blank, index) for index in range(config.depth)]
-        self._merger = Merger(blank)
+        self._merger = Merger(blank) if config.projector is None else Projector(blank, config.projector)
         # By the index of the block that each stands behind.
         self._deepstack = {index: Merger(blank, norms_tokens=True) for index in config.deepstack_layers}
-        spatial_dim = size // config.num_heads // 2
-        steps = torch.arange(0, spatial_dim, 2, dtype=torch.float32, device=device) / spatial_dim
-        self._frequencies = 1.0 / _ROPE_THETA**steps
+        head_dim = size // config.num_heads
+        steps = torch.arange(0, head_dim, 4, dtype=torch.float32, device=device).repeat(2, 1)
+        if config.has_frequencies_in_turns:
+            steps[1] += 2
+        # By rows, and by columns.
+        self._frequencies = 1.0 / config.rope_theta ** (steps / head_dim)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """pixels: [height, width, channels] uint8, whole tokens.
@@ -53,6 +55,8 @@ class VisionTower:
         x = linear(patches, self._patches.flatten(1), self._patch_biases)
         if self._positions is not None:
             x = x + self._learned_positions(self._positions, grid)
+        if self._patch_norm is not None:
+            x = self._patch_norm(x)
         x = _reordered(x, order)
         layout = Layout(windows, *self._rotary(grid, order))
         levels = self._empty(grid)
@@ -125,14 +129,20 @@ class VisionTower:
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         name = self.config.names.tower
-        yield WeightSlot(f"{name}.patch_embed.proj.weight", self._patches)
+        names = self.config.names
+        yield WeightSlot(f"{name}.{names.patches}.weight", self._patches)
         if self._patch_biases is not None:
-            yield WeightSlot(f"{name}.patch_embed.proj.bias", self._patch_biases)
+            yield WeightSlot(f"{name}.{names.patches}.bias", self._patch_biases)
+        if self._patch_norm is not None:
+            yield from self._patch_norm.weight_slots(f"{name}.ln_pre")
         if self._positions is not None:
             yield WeightSlot(f"{name}.pos_embed.weight", self._positions)
         for index, block in enumerate(self._blocks):
-            yield from block.weight_slots(f"{name}.blocks.{index}")
-        yield from self._merger.weight_slots(f"{name}.merger")
+            yield from block.weight_slots(f"{name}.{names.blocks}.{index}")
+        if isinstance(self._merger, Projector):
+            yield from self._merger.weight_slots()
+        else:
+            yield from self._merger.weight_slots(f"{name}.merger")
         for number, merger in enumerate(self._deepstack.values()):
             yield from merger.weight_slots(f"{name}.deepstack_merger_list.{number}")
 

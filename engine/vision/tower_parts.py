@@ -10,11 +10,9 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 from ...kernels.layer_norm import layer_norm
 from ...kernels.norm_rotary import rms_norm
-from ..checkpoints.vision_config import VisionConfig
+from ..checkpoints.vision_config import ProjectorConfig, VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .windows import Windows
-
-_EPS = 1e-6
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -23,6 +21,7 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
+    "gelu": gelu,
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "quick_gelu": _quick_gelu,
 }
@@ -33,14 +32,18 @@ class Affine:
     """x → x · weightᵀ + bias."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{name}.weight", self.weight)
-        yield WeightSlot(f"{name}.bias", self.bias)
+    def weight_slots(self, *names: str) -> Iterator[WeightSlot]:
+        """names: of equal parts, one below the other."""
+        for name, weight in zip(names, self.weight.chunk(len(names)), strict=True):
+            yield WeightSlot(f"{name}.weight", weight)
+        if self.bias is not None:
+            for name, bias in zip(names, self.bias.chunk(len(names)), strict=True):
+                yield WeightSlot(f"{name}.bias", bias)
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,12 @@ class Norm:
 
     weight: Tensor
     bias: Tensor | None
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, _EPS) if self.bias is None else layer_norm(x, self.weight, self.bias, _EPS)
+        if self.bias is None:
+            return rms_norm(x, self.weight, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{name}.weight", self.weight)
@@ -70,11 +76,12 @@ class BlankTower:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def affine(self, num_outputs: int, num_inputs: int) -> Affine:
-        return Affine(self.empty(num_outputs, num_inputs), self.empty(num_outputs))
+    def affine(self, num_outputs: int, num_inputs: int, has_bias: bool = True) -> Affine:
+        return Affine(self.empty(num_outputs, num_inputs), self.empty(num_outputs) if has_bias else None)
 
     def norm(self, size: int) -> Norm:
-        return Norm(self.empty(size), self.empty(size) if self.config.has_layer_norms else None)
+        bias = self.empty(size) if self.config.has_layer_norms else None
+        return Norm(self.empty(size), bias, self.config.norm_eps)
 
 
 class Mlp:
@@ -84,8 +91,9 @@ class Mlp:
         config = blank.config
         self._activate = _ACTIVATIONS[config.activation]
         *self._names, self._out_name = config.names.mlp
-        self._into = [blank.affine(config.intermediate_size, config.hidden_size) for _ in self._names]
-        self._out = blank.affine(config.hidden_size, config.intermediate_size)
+        hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.has_biases
+        self._into = [blank.affine(inner, hidden, has_bias) for _ in self._names]
+        self._out = blank.affine(hidden, inner, has_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         first, *others = (each(x) for each in self._into)
@@ -116,9 +124,10 @@ class Block:
         config, size = blank.config, blank.config.hidden_size
         self._num_heads = config.num_heads
         self._is_full = config.window_size is None or index in config.full_attention_layers
+        self._names = config.names
         self._norms = [blank.norm(size) for _ in range(2)]
-        self._qkv = blank.affine(3 * size, size)
-        self._output = blank.affine(size, size)
+        self._qkv = blank.affine(3 * size, size, config.has_biases)
+        self._output = blank.affine(size, size, config.has_biases)
         self._mlp = Mlp(blank)
 
     def __call__(self, x: Tensor, layout: Layout) -> Tensor:
@@ -136,11 +145,12 @@ class Block:
         return self._output(torch.cat(parts))
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        for number, norm in enumerate(self._norms, 1):
-            yield from norm.weight_slots(f"{prefix}.norm{number}")
-        yield from self._qkv.weight_slots(f"{prefix}.attn.qkv")
-        yield from self._output.weight_slots(f"{prefix}.attn.proj")
-        yield from self._mlp.weight_slots(f"{prefix}.mlp")
+        names = self._names
+        for name, norm in zip(names.norms, self._norms, strict=True):
+            yield from norm.weight_slots(f"{prefix}.{name}")
+        yield from self._qkv.weight_slots(*(f"{prefix}.{name}" for name in names.qkv))
+        yield from self._output.weight_slots(f"{prefix}.{names.output}")
+        yield from self._mlp.weight_slots(f"{prefix}.{names.mlp_module}")
 
 
 class Merger:
@@ -164,6 +174,31 @@ class Merger:
         yield from self._norm.weight_slots(f"{prefix}.{norm}")
         yield from self._in.weight_slots(f"{prefix}.{into}")
         yield from self._out.weight_slots(f"{prefix}.{out}")
+
+
+class Projector:
+    """Mistral's: makes one patch of those that lie in a token, and of it what the decoder takes."""
+
+    def __init__(self, blank: BlankTower, projector: ProjectorConfig) -> None:
+        config, size, out = blank.config, blank.config.hidden_size, blank.config.out_hidden_size
+        self._merged_patches = config.spatial_merge_size**2
+        self._norm = Norm(blank.empty(size), None, projector.norm_eps)
+        self._merge = blank.affine(size, config.merged_size, has_bias=False)
+        self._in = blank.affine(out, size, projector.has_biases)
+        self._out = blank.affine(out, out, projector.has_biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `Merger`."""
+        # Each number of all patches, then the next.
+        merged = self._norm(x).view(-1, self._merged_patches, x.shape[1]).transpose(1, 2).flatten(1)
+        return self._out(gelu(self._in(self._merge(merged))))
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        prefix = "multi_modal_projector"
+        yield from self._norm.weight_slots(f"{prefix}.norm")
+        yield from self._merge.weight_slots(f"{prefix}.patch_merger.merging_layer")
+        yield from self._in.weight_slots(f"{prefix}.linear_1")
+        yield from self._out.weight_slots(f"{prefix}.linear_2")
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.text.chat_ending import CONTINUE, ChatEnding
 from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
-from ...engine.vision.reading import ImageReader, files_of, has_images, num_expanded
+from ...engine.vision.reading import ImageReader, files_of, has_images
 from ..errors import SpecError
 from ..spec.messages import messages_problem
 from ..spec.sampling import SamplingSpec
@@ -106,7 +106,7 @@ class LivePrompts:
         grids = self._images.grids(files)
         text = self.tokenizer.apply_chat_template(split, template_kwargs, tools, ending)
         token_ids = self._encode_chat(text)
-        self._check_length(num_expanded(token_ids, grids))
+        self._check_length(self._images.num_expanded(token_ids, grids))
         return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)
 
     def text(self, prompt: str) -> list[int]:

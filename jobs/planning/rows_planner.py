@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
-from ...engine.vision.reading import num_expanded
 from ...storage.readers import InputRow, is_unicode
 from ...storage.rows.columns import custom_id_of, own_custom_id
 from ...storage.rows.external_sort import Item
@@ -111,7 +110,7 @@ class RowsPlanner:
 
     def _expanded(self, prompt: str | Sequence[int], shown: IllustratedPrompt) -> str | Sequence[int]:
         assert not isinstance(prompt, str)
-        if (problem := self._length_error(num_expanded(prompt, shown.grids))) is not None:
+        if (problem := self._length_error(self.renderer.images.num_expanded(prompt, shown.grids))) is not None:
             return problem
         try:
             return self.renderer.images.expanded(prompt, shown.grids)

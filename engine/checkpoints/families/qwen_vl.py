@@ -11,7 +11,16 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape
-from ..vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
+from ..vision_config import (
+    CLIP_MEAN,
+    CLIP_STD,
+    ImageScale,
+    VisionConfig,
+    VisionNames,
+    decoder_fields,
+    read_rope_fields,
+    read_scale,
+)
 from .llama import read_qwen2, read_qwen3
 from .mixtures import read_qwen3_moe
 from .qwen_next import read_qwen3_5_text
@@ -20,8 +29,8 @@ from .qwen_next import read_qwen3_5_text
 _QWEN2_IMAGES = ImageScale(
     min_pixels=56 * 56,
     max_pixels=28 * 28 * 1280,
-    image_mean=(0.48145466, 0.4578275, 0.40821073),
-    image_std=(0.26862954, 0.26130258, 0.27577711),
+    image_mean=CLIP_MEAN,
+    image_std=CLIP_STD,
 )
 _QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
 
@@ -96,7 +105,9 @@ def _read_qwen3(
         has_patch_biases=True,
         position_side=_position_side(int(tower.get("num_position_embeddings", 2304))),
         deepstack_layers=tuple(map(int, tower.get("deepstack_visual_indexes", (8, 16, 24)))),
-        names=VisionNames("model.visual", ("linear_fc1", "linear_fc2"), ("norm", "linear_fc1", "linear_fc2")),
+        names=VisionNames(
+            "model.visual", mlp=("linear_fc1", "linear_fc2"), merger=("norm", "linear_fc1", "linear_fc2")
+        ),
     )
     # What the whole model says counts: transformers writes beside it what a decoder alone would have.
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))}

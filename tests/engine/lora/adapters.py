@@ -63,7 +63,7 @@ def merged(model: Any, folder: Path) -> Any:
     scale = config["lora_alpha"] / (math.sqrt(config["r"]) if config["use_rslora"] else config["r"])
     tensors, adapted = load_file(folder / "adapter_model.safetensors"), copy.deepcopy(model)
     for name, module in adapted.named_modules():
-        if name.rpartition(".")[2] in config["target_modules"]:
+        if name.rpartition(".")[2] in config["target_modules"] and ".vision_tower." not in name:
             down, up = (tensors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
             module.weight += scale * up @ down
     return adapted
@@ -73,4 +73,8 @@ def _projections(model: Path, targets: tuple[str, ...]) -> dict[str, list[int]]:
     """Their shapes, by their names in the model's checkpoint."""
     with safe_open(model / "model.safetensors", "pt") as tensors:
         shapes = {name.removesuffix(".weight"): tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    return {name: shape for name, shape in shapes.items() if name.rpartition(".")[2] in targets}
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if name.rpartition(".")[2] in targets and not name.startswith("vision_tower.")
+    }

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -25,16 +27,21 @@ from transformers import (
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.vision_config import VisionConfig
 from headrace.engine.request import Request
 from headrace.engine.sampling_params import SamplingParams
+from headrace.engine.vision.image_size import Grid
 from headrace.engine.vision.prompt_images import PromptImage
 
 IMAGE, VISION_START, VISION_END, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>"
 IMAGE_TOKEN, VISION_START_TOKEN, VISION_END_TOKEN, END_TOKEN = range(256, 260)
+# By Mistral's names, in the same places.
+MISTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "</s>")
+ROW_END_TOKEN, IMAGE_END_TOKEN = 257, 258
 VOCAB_SIZE = 272
 NUM_NEW_TOKENS = 20
 CHAT_TEMPLATE = (
@@ -127,12 +134,39 @@ def save_qwen3_5(folder: Path, **text: Any) -> Any:
     return _saved(folder, kinds[1](_seeded(config)), processor)
 
 
+def save_mistral3(folder: Path, **text: Any) -> Any:
+    """A Mistral Small that reads images. `text`: as of `save_qwen3_vl`."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 44, "num_attention_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = Mistral3Config(
+        text_config={
+            **_TEXT,
+            "model_type": "mistral",
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": rope,
+            **text,
+        },
+        vision_config={"model_type": "pixtral", **shape, "patch_size": 14, "image_size": 280, "hidden_act": "silu"},
+        image_token_index=IMAGE_TOKEN,
+        spatial_merge_size=2,
+        multimodal_projector_bias=True,
+        tie_word_embeddings=False,
+    )
+    model = Mistral3ForConditionalGeneration(_seeded(config))
+    _saved(folder, model, PixtralImageProcessorPil(size={"longest_edge": 170}, patch_size=14))
+    template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]").replace(END, "</s>")
+    tokenizer(MISTRAL_TOKENS, template).save_pretrained(folder)
+    return model
+
+
 def _seeded(config: Any) -> Any:
     torch.manual_seed(1)
     return config
 
 
-def _saved(folder: Path, model: Any, processor: Qwen2VLImageProcessorPil) -> Any:
+def _saved(folder: Path, model: Any, processor: Any) -> Any:
     """Its decoder's layers wander, so that a wrong position shows in the tokens."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -144,13 +178,15 @@ def _saved(folder: Path, model: Any, processor: Qwen2VLImageProcessorPil) -> Any
     return model
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, and the special ones after them."""
+def tokenizer(
+    special: Sequence[str] = (IMAGE, VISION_START, VISION_END, END), chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
+    """A token a byte, and the special ones after them, of which the last one ends."""
     bytes_to_ids = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     fast = Tokenizer(models.BPE(bytes_to_ids, []))
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast.add_special_tokens([AddedToken(each, special=True) for each in (IMAGE, VISION_START, VISION_END, END)])
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END, chat_template=CHAT_TEMPLATE)
+    fast.add_special_tokens([AddedToken(each, special=True) for each in special])
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=special[-1], chat_template=chat_template)
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -181,7 +217,7 @@ class Oracle:
         return self.config.vision
 
     @cached_property
-    def processor(self) -> Qwen2VLImageProcessorPil:
+    def processor(self) -> Any:
         return Qwen2VLImageProcessorPil.from_pretrained(self.folder)
 
     def processed(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
@@ -195,6 +231,14 @@ class Oracle:
         output = self.model.model.visual(patches["pixel_values"], patches["image_grid_thw"])
         return torch.stack([output.pooler_output, *(output.get("deepstack_features") or ())])
 
+    def places(self, grid: Grid) -> list[int]:
+        """The tokens that stand for an image in a prompt."""
+        return [VISION_START_TOKEN, *[IMAGE_TOKEN] * grid.num_tokens, VISION_END_TOKEN]
+
+    def hints(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What transformers wants to know of a prompt's tokens beside them."""
+        return {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+
     def request(self, name: str, *parts: str | Image.Image, max_tokens: int = NUM_NEW_TOKENS) -> Request:
         """A prompt of texts and images."""
         ids: list[int] = []
@@ -204,7 +248,7 @@ class Oracle:
                 ids += part.encode()
             else:
                 images.append(PromptImage.of(png(part), self.vision))
-                ids += [VISION_START_TOKEN, *[IMAGE_TOKEN] * images[-1].grid.num_tokens, VISION_END_TOKEN]
+                ids += self.places(images[-1].grid)
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         return Request(name, ids, params, images=images)
 
@@ -216,11 +260,36 @@ class Oracle:
         new = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            mm_token_type_ids=(ids == IMAGE_TOKEN).int(),
             max_new_tokens=request.params.max_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            **self.hints(ids),
             **(self.processed(images) if images else {}),
         )
         return list(new[0, ids.shape[1] :].tolist())
+
+
+class MistralOracle(Oracle):
+    """The same of Mistral's, which says of a prompt's images how their rows end."""
+
+    @cached_property
+    def processor(self) -> Any:
+        return PixtralImageProcessorPil.from_pretrained(self.folder)
+
+    def processed(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """As its processor asks for them, which takes torchvision: of whole tokens."""
+        return dict(self.processor(images=list(images), patch_size=self.vision.factor, return_tensors="pt"))
+
+    @torch.inference_mode()
+    def features(self, image: Image.Image) -> torch.Tensor:
+        shown = self.processed([image])
+        output = self.model.model.get_image_features(shown["pixel_values"], shown["image_sizes"])
+        return torch.stack(list(output.pooler_output))
+
+    def places(self, grid: Grid) -> list[int]:
+        row = [IMAGE_TOKEN] * grid.columns
+        return [*([*row, ROW_END_TOKEN] * (grid.rows - 1)), *row, IMAGE_END_TOKEN]
+
+    def hints(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {}

@@ -16,7 +16,7 @@ from headrace.engine.vision.prompt_images import Piece, PromptImage
 from ..lora.adapters import ATTENTION, save_adapter
 from ..parallel.sharing import started_as_thread
 from ..running import run_all, token_ids
-from .seeing import Oracle, png, save_qwen3_5, save_qwen3_vl, save_seeing_model
+from .seeing import MistralOracle, Oracle, png, save_mistral3, save_qwen3_5, save_qwen3_vl, save_seeing_model
 from .test_images_in_prompts import CAT, DOG, PROMPTS, answers, new_engine
 
 WAYS = {
@@ -42,6 +42,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "qwen3-vl": save_qwen3_vl,
     "qwen3-vl-moe": save_mixture,
     "qwen3.5": save_with_states,
+    "mistral3": save_mistral3,
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {},
@@ -59,7 +60,8 @@ PAIRED = [
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     folder = tmp_path_factory.mktemp("shared") / request.param
-    return Oracle(folder, MODELS[request.param](folder))
+    kind = MistralOracle if request.param == "mistral3" else Oracle
+    return kind(folder, MODELS[request.param](folder))
 
 
 @pytest.fixture(scope="module")
