@@ -9,6 +9,7 @@ from headrace.jobs.planning.planning_process import Recipe
 from headrace.jobs.planning.rows_planner import RowsPlanner, planned_row
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow
+from headrace.storage.rows.spool import PlannedRow
 
 from ...engine.vision.seeing import picture, png
 
@@ -49,6 +50,27 @@ def test_a_giant_text_beside_an_image_is_refused_untokenized_too(seeing: Path) -
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "x" * 2_000_000}]
     [item] = planner.plan([InputRow(0, {"messages": [{"role": "user", "content": content}]})]).items
     assert (planned_row(item).error or "").startswith("prompt has at least ")
+
+
+def test_what_ends_an_image_s_rows_is_planned_and_counted(tmp_path: Path) -> None:
+    # With it come transformers, which takes its time.
+    from ...engine.vision.seeing import IMAGE_END_TOKEN, IMAGE_TOKEN, ROW_END_TOKEN, save_mistral3
+
+    save_mistral3(tmp_path)
+    image = f"data:image/png;base64,{b64encode(png(picture(60, 90))).decode()}"
+    content = [{"type": "text", "text": "Look: "}, *[{"type": "image_url", "image_url": {"url": image}}] * 2]
+    row, spec = InputRow(0, {"messages": [{"role": "user", "content": content}]}), JobSpec.parse(model=str(tmp_path))
+
+    def planned(context: int) -> PlannedRow:
+        recipe = Recipe(spec.model_dump_json(), ("messages",), tmp_path, context)
+        return planned_row(recipe.planner().plan([row]).items[0])
+
+    # Three rows of four tokens and what ends them, twice.
+    found = list(planned(CONTEXT).prompt_token_ids or ())
+    image_tokens = [*([*[IMAGE_TOKEN] * 4, ROW_END_TOKEN] * 2), *[IMAGE_TOKEN] * 4, IMAGE_END_TOKEN]
+    start = len("user:Look: ")
+    assert found[start : start + 30] == image_tokens * 2
+    assert (planned(len(found)).error or "").startswith(f"prompt has {len(found)} tokens; the model's context holds")
 
 
 def test_what_might_fit_is_tokenized(planner):
