@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import TypeGuard
 
 from .errors import InvalidRequestError, shown
-from .structured.structured_outputs import StructuredOutputsParams
+from .structured.structured_outputs import StructuredOutputsParams, as_choices
 
 
 def derived_seed(name: str) -> int:
@@ -154,6 +154,7 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, Iterable) and not isinstance(value, Sequence | Mapping | type):
                 object.__setattr__(self, name, tuple(value))
+        object.__setattr__(self, "choices", as_choices(self.choices))
 
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):

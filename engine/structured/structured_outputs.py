@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 from ..errors import InvalidRequestError
@@ -39,8 +40,8 @@ class StructuredOutputsParams:
 
     `json`: a JSON schema, as text or as an object, or a pydantic model, which stands for its own. `json_object`: any
     JSON object. `regex`: the whole answer matches it, in the syntax of Rust's regex crate, but digits and letters
-    (`\\d`, `\\w`) are ASCII's. `choice`: one of these texts. `grammar`: in llguidance's variant of Lark,
-    or in GBNF, whose rules are `root ::= ...`.
+    (`\\d`, `\\w`) are ASCII's. `choice`: one of these texts, or whole numbers. `grammar`: in
+    llguidance's variant of Lark, or in GBNF, whose rules are `root ::= ...`.
 
     Objects have no properties but those that their schema names, unless it says otherwise (`additionalProperties`).
     Between the parts of JSON a space may stand, or a line break and up to 20 blanks, unless `disable_any_whitespace`.
@@ -57,6 +58,7 @@ class StructuredOutputsParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "json", as_schema(self.json))
+        object.__setattr__(self, "choice", as_choices(self.choice))
         given = [name for name in _WAYS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise _invalid(f"need exactly one of {', '.join(_WAYS)}, not {' and '.join(given) or 'none'}")
@@ -87,6 +89,16 @@ class StructuredOutputsParams:
 def as_schema(given: Any) -> Any:
     """The JSON schema of a pydantic model, which is not imported for it; anything else as it is."""
     return given.model_json_schema() if isinstance(given, type) and hasattr(given, "model_json_schema") else given
+
+
+def as_choices(given: Any) -> Any:
+    """Whole numbers of a list, such as ratings, as they are written; anything else as it is.
+
+    Not true and false, which are written in more than one way, and are what YAML makes of a bare yes and no.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return given
+    return tuple(str(each) if isinstance(each, Integral) and not isinstance(each, bool) else each for each in given)
 
 
 def _check_type(name: str, value: Any) -> None:

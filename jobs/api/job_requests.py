@@ -18,7 +18,7 @@ from ..spec.sampling import SamplingSpec
 from ..spec.schemas import KvCacheDType
 from ..spec.tool_choice import ToolChoice
 from .models import ServedModel
-from .schemas import Name, Text
+from .schemas import Choices, Name, Text
 
 _EXAMPLE: dict[str, JsonValue] = {
     "model": "model",
@@ -113,7 +113,7 @@ class JobOptions(_Body):
     model: Annotated[Text, Field(max_length=4096)]
     prompt: Text | None = None
     system: Text | None = None
-    choices: tuple[Text, ...] | None = None
+    choices: Choices | None = None
     sampling: SamplingSpec = SamplingSpec()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(default=None, description=_PRECISION)
     quantization: Literal["int8"] | None = Field(default=None, description=_PRECISION)

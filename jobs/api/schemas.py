@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue
 
+from ...engine.structured.structured_outputs import as_choices
 from ...storage.ledger.records import JobRecord, JobState, Progress, WebhookState
 from ...storage.ledger.standing import Standing
 from ..spec.precision import Precision
@@ -51,6 +52,8 @@ def _refuse_nul(text: str) -> str:
 Text = Annotated[str, AfterValidator(_refuse_half_pairs)]
 # What is looked for, or written into the ledger, rather than being read by a model.
 Name = Annotated[Text, AfterValidator(_refuse_nul)]
+# What an answer may be; whole numbers, such as ratings, are taken as they are written.
+Choices = Annotated[tuple[Text, ...], BeforeValidator(as_choices, json_schema_input_type=list[str | int])]
 
 
 class RowCounts(BaseModel):

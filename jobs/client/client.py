@@ -69,7 +69,7 @@ class Client(Connections):
         *,
         prompt: str | None = None,
         system: str | None = None,
-        choices: Sequence[str] | None = None,
+        choices: Sequence[str | int] | None = None,
         dtype: str = "auto",
         quantization: str | None = None,
         kv_cache_dtype: str = "auto",

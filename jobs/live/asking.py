@@ -82,7 +82,7 @@ def new_request(
 def live_spec(
     model: str | Path,
     *,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str | int] | None = None,
     dtype: str = "auto",
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from ...engine.errors import InvalidRequestError
 from ...engine.structured.grammar import check_grammar
-from ...engine.structured.structured_outputs import StructuredOutputsParams, as_schema
+from ...engine.structured.structured_outputs import StructuredOutputsParams, as_choices, as_schema
 from .json_values import in_order
 
 _FROZEN = ConfigDict(
@@ -71,7 +71,11 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json"), BeforeValidator(as_schema)] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[tuple[str, ...] | None, BeforeValidator(in_order)] = None
+    choice: Annotated[
+        tuple[str, ...] | None,
+        BeforeValidator(in_order),
+        BeforeValidator(as_choices, json_schema_input_type=list[str | int] | None),
+    ] = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
 

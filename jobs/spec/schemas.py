@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from ...engine.checkpoints.hub import model_name
 from ...engine.errors import InvalidRequestError
+from ...engine.structured.structured_outputs import as_choices
 from ...storage.errors import Argument
 from ...storage.rows.columns import SCHEMA_VERSION
 from ..errors import SpecError
@@ -114,7 +115,8 @@ class JobSpec(BaseModel):
         # Each letter of a text would be a choice.
         if isinstance(value, str):
             raise ValueError("must be a list of texts")
-        return tuple(in_order(value)) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+        is_list = isinstance(value, Iterable) and not isinstance(value, Mapping)
+        return as_choices(tuple(in_order(value))) if is_list else value
 
     @field_validator("vote")
     @classmethod

@@ -12,7 +12,7 @@ from ....engine.sampling.defaults import SamplingDefaults
 from ...spec.response_format import ResponseFormat, StructuredOutputs
 from ...spec.sampling import SamplingSpec
 from ..errors import ApiError
-from ..schemas import Text
+from ..schemas import Choices, Text
 from .request_body import Body, Ignored, misfit, refusal
 from .vllm_fields import VllmFields
 
@@ -78,7 +78,7 @@ class SamplingFields(VllmFields, ABC):
     allowed_token_ids: list[int] | None = None
     bad_words: list[Text] | None = None
     skip_special_tokens: bool | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
     cancel_on_disconnect: Annotated[
         bool | None,
@@ -98,7 +98,7 @@ class SamplingFields(VllmFields, ABC):
     @property
     def choices(self) -> tuple[str, ...] | None:
         """The texts of which the answer is to be one, as a whole."""
-        return None if self.guided_choice is None else tuple(self.guided_choice)
+        return self.guided_choice
 
     @property
     def includes_usage(self) -> bool:

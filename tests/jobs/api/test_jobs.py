@@ -251,3 +251,10 @@ def test_a_header_can_not_be_smuggled_in(api: ApiServer) -> None:
         answer = b"".join(iter(lambda: raw.recv(65536), b""))
     assert b"404" in answer.splitlines()[0]
     assert b"x-evil" not in answer.partition(b"\r\n\r\n")[0].lower()
+
+
+def test_ratings_are_labels(api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]) -> None:
+    job = api.post("/jobs", **OPTIONS | {"choices": [1, 2, 3]}, rows=ROWS[:1])
+    assert wait_until_done(job["id"])["rows"]["failed"] == 0
+    [row] = api.get(f"/jobs/{job['id']}/results")["data"]
+    assert list(row["probabilities"]) == ["1", "2", "3"]

@@ -3,9 +3,13 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from headrace.engine.sampling_params import SamplingParams
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.jobs.errors import LaterVersion, SpecError
 from headrace.jobs.spec.sampling import row_seed
 from headrace.jobs.spec.schemas import JobSpec
@@ -120,6 +124,9 @@ def test_log_probabilities_are_asked_for_as_in_openais_chat_api():
         ({"choices": ()}, "choices"),
         ({"choices": ("a", "")}, "choices must not hold an empty text"),
         ({"choices": ("a", "a")}, "choices must be different"),
+        ({"choices": (1, "1")}, "choices must be different"),
+        # In YAML a bare yes and no; and true is written in another way in Python than in JSON.
+        ({"choices": (True, False)}, "choices.0: .*a valid string"),
         ({"limit": 0}, "limit"),
         ({"colour": "red"}, "colour"),
     ],
@@ -149,6 +156,17 @@ def test_choices_may_come_in_anything_that_has_an_order():
     labels = {"b": 1, "a": 2}
     for choices in (["b", "a"], labels.keys(), (label for label in labels)):
         assert JobSpec.parse(model="m", choices=choices).choices == ("b", "a")
+
+
+def test_ratings_are_choices_as_they_are_written():
+    ratings: Any
+    for ratings in ([1, 2, 3], range(1, 4), np.arange(1, 4), ["1", 2, "3"]):
+        assert JobSpec.parse(model="m", choices=ratings).choices == ("1", "2", "3")
+        assert SamplingParams(temperature=0, choices=ratings).choices == ("1", "2", "3")
+    outputs = {"sampling": {"structured_outputs": {"choice": [1, 2]}}}
+    assert JobSpec.parse(model="m", **outputs).sampling.params(None).structured_outputs == StructuredOutputsParams(
+        choice=["1", "2"]
+    )
 
 
 def test_the_model_is_an_absolute_path_wherever_the_worker_runs(tmp_path, monkeypatch):

@@ -207,6 +207,12 @@ def test_a_choice_among_texts(openai_client: OpenAI, llm: LLM) -> None:
     assert text_of(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == expected
 
 
+def test_ratings_are_chosen_among(openai_client: OpenAI) -> None:
+    for said in ({"guided_choice": [1, 2, 3]}, {"structured_outputs": {"choice": [1, 2, 3]}}):
+        answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, extra_body=said)
+        assert answer.choices[0].message.content in ("1", "2", "3")
+
+
 class Ticket(BaseModel):
     label: Literal["billing", "shipping"]
     urgent: bool
