@@ -19,7 +19,10 @@ BUSY_TIMEOUT_SECONDS = 30
 _IDLE_SECONDS = 10
 # Of libpq, which these drivers hand them to. A host or a firewall between may vanish without a word: by the system's
 # defaults who waits for an answer then waits for a quarter of an hour, or for two hours, and renews no lease meanwhile.
-_POSTGRES_LIVENESS = {
+_POSTGRES_DEFAULTS = {
+    # What psycopg takes from the database is bytes of those in SQL_ASCII, and fails by itself where one in LATIN1 lacks
+    # a letter.
+    "client_encoding": "utf8",
     "connect_timeout": "10",
     "keepalives_idle": "5",
     "keepalives_interval": "2",
@@ -96,14 +99,15 @@ def with_driver(url: URL) -> URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
 
 
-def noticing_lost_peers(url: URL) -> URL:
-    """The same database; of PostgreSQL a connection whose other end has vanished fails after some ten seconds.
+def with_defaults(url: URL) -> URL:
+    """The same database; of PostgreSQL texts are told in UTF-8, whatever it keeps them in, and a connection whose other
+    end has vanished fails after some ten seconds.
 
-    What the URL says itself of keepalives and timeouts stays.
+    What the URL says itself of the encoding, keepalives and timeouts stays.
     """
     if url.get_backend_name() != "postgresql" or url.get_driver_name() not in ("psycopg", "psycopg2"):
         return url
-    return url.set(query={**_POSTGRES_LIVENESS, **url.query})
+    return url.set(query={**_POSTGRES_DEFAULTS, **url.query})
 
 
 def _parse(text: str) -> URL:
@@ -126,7 +130,7 @@ def _create_engine(url: URL) -> Engine:
         return _sqlite_engine(url)
     try:
         # A server that was restarted is noticed before a statement is tried on a dead connection.
-        engine = create_engine(noticing_lost_peers(url), pool_pre_ping=True)
+        engine = create_engine(with_defaults(url), pool_pre_ping=True)
     except ModuleNotFoundError as error:
         raise LedgerError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:

@@ -118,11 +118,12 @@ def _stop_servers_of(folder: Path) -> None:
 
 
 @contextmanager
-def new_database(server_url: str) -> Iterator[str]:
+def new_database(server_url: str, encoding: str = "UTF8") -> Iterator[str]:
     """The URL of an empty database."""
     name = f"headrace_{uuid.uuid4().hex}"
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        create = "CREATE DATABASE {} TEMPLATE template0 LOCALE 'C' ENCODING {}"
+        connection.execute(sql.SQL(create).format(sql.Identifier(name), sql.Literal(encoding)))
     try:
         yield _with_database(server_url, name)
     finally:

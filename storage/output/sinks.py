@@ -52,7 +52,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from ..database import noticing_lost_peers, reason_of, with_driver
+from ..database import reason_of, with_defaults, with_driver
 from ..errors import Argument, SinkError, SinkUnavailable
 from ..rows.columns import in_microseconds, json_value, plain_rows
 from .parts import ADDED_NAMES
@@ -305,7 +305,7 @@ def _engine(url: str) -> Engine:
     is_postgres = url.startswith("postgresql")
     options = {} if is_postgres else {"timeout": 30}
     try:
-        engine = create_engine(noticing_lost_peers(make_url(url)), poolclass=NullPool, connect_args=options)
+        engine = create_engine(with_defaults(make_url(url)), poolclass=NullPool, connect_args=options)
         if is_postgres:
             event.listen(engine, "connect", _set_lock_timeout)
         return engine

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import URL, CursorResult, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from ..database import noticing_lost_peers, reason_of, with_driver
+from ..database import reason_of, with_defaults, with_driver
 from ..errors import Argument, InputError
 from ..rows.columns import as_text
 from .source import InputRow, InputSource, refuse_duplicates
@@ -34,7 +34,7 @@ class SqlQuery(InputSource):
         self._query = query
         try:
             self._url = make_url(url)
-            self._engine: Engine = create_engine(noticing_lost_peers(with_driver(self._url)))
+            self._engine: Engine = create_engine(with_defaults(with_driver(self._url)))
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise InputError(_SQL, f" is not a database that can be opened: {reason_of(error)}") from error
         if _is_missing_file(self._url):

@@ -64,6 +64,15 @@ def test_a_process_has_one_sqlite_file_though_it_is_removed_and_replaced(tmp_pat
     ledger.close()
 
 
+def test_texts_are_utf8_in_a_postgres_database_that_knows_no_encoding(postgres_server: str) -> None:
+    with new_database(postgres_server, "SQL_ASCII") as url:
+        ledger = Ledger(url)
+        ledger.migrate()
+        ledger.create_job(NewJob("job", "q", "Zoë ☃", "/out", "f", 1), [NewShard(0, 1, "/spool")])
+        assert [job.model for job in ledger.jobs()] == ["Zoë ☃"]
+        ledger.close()
+
+
 def test_exception_rolls_back(database_url: str) -> None:
     database = Database(database_url)
     with database.write() as connection:
