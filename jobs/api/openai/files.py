@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from ....storage.errors import LedgerError, StorageError, UnknownFile
@@ -14,6 +13,7 @@ from ..admission.admission import count_request
 from ..admission.caller import tenant_of
 from ..errors import CLIENT_CLOSED_REQUEST, ApiError, ErrorBody
 from ..schemas import Name
+from .file_content import FileContent
 from .file_schemas import DeletedFile, FileBody, FileList, UploadFields
 from .route import OpenAIRoute
 from .upload import FILE, Upload
@@ -28,6 +28,7 @@ EVERYWHERE: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorBody, "description": "The ledger does not answer"},
 }
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "There is no such file"}}
+_CONTENT = _NOT_FOUND | {416: {"model": ErrorBody, "description": "The file has no such range"}}
 _UPLOAD: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is missing or can not be used"},
     408: {"model": ErrorBody, "description": "Nothing more of the file came for a minute"},
@@ -134,14 +135,11 @@ def retrieve_file(file_id: Name, store: Store, tenant: Tenant) -> FileBody:
     return FileBody.of(_file(store, tenant, file_id))
 
 
-@router.get("/files/{file_id}/content", responses=_NOT_FOUND, response_class=FileResponse)
+@router.get("/files/{file_id}/content", responses=_CONTENT, response_class=FileContent)
 def retrieve_file_content(file_id: Name, store: Store, tenant: Tenant) -> Response:
     """The bytes of a file."""
     file = _file(store, tenant, file_id)
-    path = store.path(file)
-    if not path.exists():
-        raise _unknown(f"file {file_id!r} does not exist", "file_id")
-    return FileResponse(path, media_type="application/octet-stream", filename=file.filename or file.id)
+    return FileContent.of(store.path(file), file)
 
 
 @router.delete("/files/{file_id}", responses=_NOT_FOUND)

@@ -3,10 +3,17 @@
 import hashlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, Response
+from fastapi.testclient import TestClient
 from openai import APIStatusError, BadRequestError, NotFoundError
+
+from headrace.jobs.api.errors import answer_errors
+from headrace.jobs.api.openai.file_content import FileContent
+from headrace.storage.ledger.file_records import FileRecord
 
 from ...api_server import ApiServer
 
@@ -48,6 +55,39 @@ def test_a_file_name_is_only_a_name(openai_client: Any, api: ApiServer, name: st
     assert openai_client.files.content(file.id).content == b"abc"
     assert openai_client.files.retrieve(file.id).filename == file.filename
     assert before == {path for path in api.data_dir.rglob("*") if "escaped" in path.name}
+
+
+def test_a_range_of_a_file(openai_client: Any, api: ApiServer) -> None:
+    path = f"/v1/files/{upload(openai_client, b'0123456789').id}/content"
+    part = api.http.get(path, headers={"Range": "bytes=2-4"})
+    assert (part.status_code, part.content, part.headers["content-range"]) == (206, b"234", "bytes 2-4/10")
+    beyond = api.http.get(path, headers={"Range": "bytes=10-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, "bytes */10")
+    assert beyond.json()["error"] == {
+        "message": "Range: the file has 10 bytes",
+        "type": "invalid_request_error",
+        "param": "Range",
+        "code": "invalid_range",
+    }
+    for wrong in ("lines=0-1", "bytes=", "bytes", "bytes=4-2"):
+        answer = api.http.get(path, headers={"Range": wrong})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_range"), wrong
+
+
+def test_a_file_that_is_removed_before_it_was_opened(tmp_path: Path) -> None:
+    app = FastAPI()
+    answer_errors(app)
+
+    @app.get("/")
+    def content() -> Response:
+        (path := tmp_path / "file-1").write_bytes(b"abc")
+        record = FileRecord("file-1", "default", "batch", "lines.jsonl", 3, "", 0.0, None)
+        found = FileContent.of(path, record)
+        path.unlink()
+        return found
+
+    answer = TestClient(app).get("/")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
 
 
 def test_files_are_listed_by_age_and_purpose(openai_client: Any) -> None:
