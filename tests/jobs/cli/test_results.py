@@ -9,6 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.storage.ledger.records import NewJob, NewShard
+from headrace.storage.output.local_folder import LocalFolder
+from headrace.storage.output.parts import part_summary
+
+from ...ledgers import new_ledger
 from ..models import write_model_folder
 from ..running import MODEL, assert_refused, label_arguments, write_lines
 
@@ -36,6 +41,27 @@ def test_what_json_cannot_say_is_null(served, headrace, tmp_path):
     gone = headrace(served, "results", job)
     assert (gone.status, gone.out) == (1, "")
     assert gone.err == f"headrace: 3 rows of 3 can no longer be read in {tmp_path / 'out'}\n"
+
+
+def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> None:
+    (data := tmp_path / "data").mkdir()
+    (out := LocalFolder(tmp_path / "out")).make()
+    ledger = new_ledger(data / "headrace.db")
+    ledger.create_job(NewJob("job_1", "bulk", "tiny", str(out), "f", 4), [NewShard(0, 4, "/spool")])
+    claim = ledger.leases.claim_next("bulk", "worker", 3600)
+    assert claim is not None
+    tokens = {name: [1] for name in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+    texts = dict.fromkeys(("output", "finish_reason", "error"), pa.nulls(1, pa.string()))
+    for row in range(2):
+        name = f"part-00000-01-{row:03d}.parquet"
+        out.write_part(name, table := pa.table({"row": [row], **tokens, **texts}))
+        ledger.leases.commit_part(claim, part_summary(name, table))
+        out.publish(name)
+    ledger.close()
+    (out.path / "part-00000-01-000.parquet").unlink()
+    gone = headrace(data, "results", "job_1")
+    assert gone.err == f"headrace: 1 row of 2 can no longer be read in {out}\n"
+    assert (gone.status, [json.loads(line)["row"] for line in gone.out.splitlines()]) == (1, [1])
 
 
 def test_a_job_without_a_finished_row_has_none(served: Path, headrace, few, tmp_path):
