@@ -92,7 +92,9 @@ class LivePrompts:
         except InvalidRequestError as error:
             field = CONTINUE if error.field == CONTINUE else "messages"
             raise InvalidRequestError(str(error), field) from error
-        return LivePrompt(self._encode_chat(text))
+        if not (token_ids := self._encode_chat(text)):
+            raise InvalidRequestError("messages must not be empty", "messages")
+        return LivePrompt(token_ids)
 
     def _illustrated(
         self,

@@ -15,7 +15,7 @@ from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, files_of, has_images
 from ...storage.errors import Argument
 from ..errors import RowError, SpecError
-from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, without_absent
+from ..spec.messages import messages_problem, says_nothing, template_kwargs_problem, without_absent
 from ..spec.prompt_template import PromptTemplate
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
@@ -235,8 +235,11 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
             raise RowError(f"column 'messages' is not valid JSON: {getattr(error, 'msg', error)}") from error
     problem = messages_problem(messages)
     if problem is not None:
-        raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")
+        raise RowError(f"column 'messages' {problem}")
     assert isinstance(messages, list)
+    # Of a live request it may be meant; in a data set it is a hole.
+    if says_nothing(messages):
+        raise RowError("prompt is empty")
     messages = without_absent(with_plain_texts(messages))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]

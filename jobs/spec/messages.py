@@ -7,7 +7,6 @@ from ...engine.text.messages import with_plain_texts
 from ...engine.vision.reading import has_images
 from .json_values import json_problem
 
-EMPTY = "must not be empty"
 _NO_CONTENT = "must hold objects with 'role' and 'content'"
 # A message's fields that have to do with calls of tools, and what was thought.
 _FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content", "thinking")
@@ -24,12 +23,14 @@ def messages_problem(messages: Any) -> str | None:
             return _NO_CONTENT
         if not _is_content(message.get("content")):
             return "can have as 'content' a text, or parts of type 'text' or 'image_url', and nothing else"
-    if has_images(messages):
-        return None
-    has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
-    if has_text:
-        return None
-    return EMPTY if all("content" in message for message in messages) else _NO_CONTENT
+    has_content = all("content" in message for message in messages)
+    return _NO_CONTENT if not has_content and says_nothing(messages) else None
+
+
+def says_nothing(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation has neither images nor texts of more than blanks."""
+    texts = (message.get("content") for message in with_plain_texts(messages))
+    return not has_images(messages) and not any(str(text or "").strip() for text in texts)
 
 
 def _is_content(content: Any) -> bool:

@@ -1,14 +1,17 @@
 """Prompts on the producer's side: those that are too long, and those with images."""
 
 from base64 import b64encode
+from pathlib import Path
 
 import pytest
 
+from headrace.engine.errors import InvalidRequestError
 from headrace.engine.vision.reading import ImageReader
 from headrace.jobs.live.prompt import ContextLengthExceeded, LivePrompts
 from headrace.jobs.spec.sampling import SamplingSpec
 
 from ...engine.vision.seeing import picture, png
+from ..models import write_model_folder
 from ..running import MODEL
 
 URL = f"data:image/png;base64,{b64encode(png(picture(200, 130))).decode()}"
@@ -23,6 +26,13 @@ def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(seei
     monkeypatch.delattr(ImageReader, "expanded")
     with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 512 tokens.* has 571"):
         prompts.chat(asked[1])
+
+
+def test_a_template_that_leaves_no_token_of_a_chat(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model", chat=True)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(InvalidRequestError, match=r"^messages must not be empty$"):
+        LivePrompts(folder).chat([{"role": "user", "content": ""}])
 
 
 @pytest.mark.parametrize("field", ["messages", "prompt"])

@@ -207,6 +207,15 @@ def test_a_choice_among_texts(openai_client: OpenAI, llm: LLM) -> None:
     assert text_of(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == expected
 
 
+def test_a_message_may_say_nothing(openai_client: OpenAI) -> None:
+    """As with OpenAI and vLLM: the template says that it is the model's turn."""
+    for content in ("", " ", [{"type": "text", "text": ""}]):
+        messages: Any = [{"role": "user", "content": content}]
+        answer = openai_client.chat.completions.create(model=NAME, messages=messages, max_tokens=1)
+        assert answer.usage.completion_tokens == 1
+    assert openai_client.responses.create(model=NAME, input="", max_output_tokens=1).object == "response"
+
+
 def test_ratings_are_chosen_among(openai_client: OpenAI) -> None:
     for said in ({"guided_choice": [1, 2, 3]}, {"structured_outputs": {"choice": [1, 2, 3]}}):
         answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, extra_body=said)
