@@ -16,7 +16,7 @@ from ...engine.vision.reading import ImageReader, files_of, has_images
 from ...storage.errors import Argument
 from ..errors import RowError, SpecError
 from ..spec.messages import messages_problem, says_nothing, template_kwargs_problem, without_absent
-from ..spec.prompt_template import PromptTemplate
+from ..spec.prompt_template import PromptTemplate, is_among
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
 from ..spec.tool_choice import choice_problem, is_forced
@@ -193,7 +193,7 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     if spec.prompt is not None:
         template = PromptTemplate(spec.prompt)
         for name in template.columns:
-            if name not in columns:
+            if not is_among(name, columns):
                 problem = f" names the column {name!r}; the input has {_listed(columns) or 'no columns'}"
                 raise SpecError(_PROMPT, problem, field="prompt")
         return template

@@ -8,7 +8,7 @@ import pytest
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import RowError, SpecError
 from headrace.jobs.planning.rendering import IllustratedPrompt, PromptRenderer
-from headrace.jobs.spec.prompt_template import PromptTemplate
+from headrace.jobs.spec.prompt_template import PromptTemplate, asked_columns
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..models import write_model_folder
@@ -66,6 +66,7 @@ def test_calls_in_a_conversation_are_shown_as_objects(tmp_path):
         ('{{"text": "{text}"}}', '{"text": "hello"}'),
         ("nothing of the row", "nothing of the row"),
         ("{a.b} {a[0]} {two words}", "dotted indexed spaced"),
+        ("{a.c} {deep.er.still} {deep.er}", 'field 7 {"still": 7}'),
         ("{list} {umlaut} {yes} {float}", '[1, {"ä": null}] ü true 0.5'),
     ],
 )
@@ -73,7 +74,9 @@ def test_a_template_is_filled_with_the_columns_as_they_are_named(template, expec
     values = {
         "text": "hello",
         "n": 7,
+        "a": {"b": "not it", "c": "field"},
         "a.b": "dotted",
+        "deep": {"er": {"still": 7}},
         "a[0]": "indexed",
         "two words": "spaced",
         "list": [1, {"ä": None}],
@@ -182,6 +185,26 @@ def test_whoever_means_braces_is_told_how_to_write_them(template):
 def test_a_template_cannot_reach_into_a_value():
     with pytest.raises(RowError, match=r"'text\.__class__' is missing"):
         PromptTemplate("{text.__class__}").render({"text": "x"})
+
+
+@pytest.mark.parametrize(
+    ("meta", "problem"),
+    [({}, "missing"), ("title", "missing"), ([{"title": 1}], "missing"), ({"title": None}, "null"), (None, "null")],
+)
+def test_a_missing_or_null_field_is_the_rows_fault(meta, problem):
+    with pytest.raises(RowError, match=rf"column 'meta\.title' is {problem}"):
+        PromptTemplate("{meta.title}").render({"meta": meta})
+
+
+def test_a_field_of_a_column_that_the_input_lacks_is_refused(plain):
+    renderer(plain, "meta", prompt="{meta.title}")
+    with pytest.raises(SpecError, match=r"^prompt names the column 'mta\.title'; the input has meta$"):
+        renderer(plain, "meta", prompt="{mta.title}")
+
+
+def test_columns_that_are_asked_for_by_a_field_are_known():
+    spec = JobSpec.parse(model="m", prompt="{input_label.text} {other}")
+    assert {"input_label", "other"} <= set(asked_columns(spec))
 
 
 @pytest.mark.parametrize(("values", "problem"), [({}, "missing"), ({"other": 1}, "missing"), ({"text": None}, "null")])
