@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ModelError
 from .gguf.file import GgufModel, is_gguf
 from .gguf.names import checkpoint_tensors
+from .git_lfs import damage
 from .model_folder import read_json_object
 
 _INDEX = "model.safetensors.index.json"
@@ -43,7 +44,7 @@ def open_weights(file: Path, framework: str) -> Any:
     try:
         return safe_open(file, framework=framework)
     except SafetensorError as error:
-        raise ModelError(f"{file} is damaged or truncated: {error}") from error
+        raise ModelError(f"{file} {damage(file, f'is damaged or truncated: {error}')}") from error
     except OSError as error:
         # The file is there, whatever safetensors says of one that it may not read.
         raise ModelError(f"{file} cannot be read: check its permissions ({error})") from error

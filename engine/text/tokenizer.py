@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
 from ..checkpoints.gguf.file import GgufModel, is_gguf
+from ..checkpoints.git_lfs import damage
 from ..checkpoints.model_folder import read_json_object
 from ..errors import InvalidRequestError, ModelError
 from ..structured import harmony
@@ -65,7 +66,7 @@ class Tokenizer:
             fast = FastTokenizer.from_file(str(file))
         # The Rust side raises bare Exception for any malformed file.
         except Exception as error:
-            raise ModelError(f"{file} is not a tokenizer: {error}") from error
+            raise ModelError(f"{file} {damage(file, f'is not a tokenizer: {error}')}") from error
         # Saved from training, they would shorten long prompts and lengthen short ones.
         fast.no_truncation()
         fast.no_padding()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
+from ..git_lfs import damage
 from .block_types import BLOCK_TYPES, TYPE_NAMES, BlockType
 
 SUFFIX = ".gguf"
@@ -146,7 +147,8 @@ class _Reader:
 
     def _require_magic(self, found: bytes) -> None:
         if found != _MAGIC:
-            raise ModelError(f"{self._file} is not a GGUF file: it begins with {found!r}")
+            problem = damage(self._file, f"is not a GGUF file: it begins with {found!r}")
+            raise ModelError(f"{self._file} {problem}")
 
     def _read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         self._at = len(_MAGIC)

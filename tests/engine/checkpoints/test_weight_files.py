@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from headrace.engine.checkpoints.gguf.file import GgufModel
 from headrace.engine.checkpoints.weight_files import check_weight_files
 from headrace.engine.errors import ModelError
+from headrace.engine.text.tokenizer import Tokenizer
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -32,9 +34,17 @@ def test_a_file_that_is_cut_short_is_named(size: int, tmp_path: Path) -> None:
 
 
 def test_a_file_that_git_has_not_fetched_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(POINTER)
-    with pytest.raises(ModelError, match="damaged or truncated"):
-        check_weight_files(tmp_path)
+    files = [tmp_path / name for name in ("model.safetensors", "tokenizer.json", "model.gguf")]
+    for file in files:
+        file.write_bytes(POINTER)
+    reading = (
+        lambda: check_weight_files(tmp_path),
+        lambda: Tokenizer.from_pretrained(tmp_path),
+        lambda: GgufModel.open(files[2]),
+    )
+    for file, read in zip(files, reading, strict=True):
+        with pytest.raises(ModelError, match=rf"^{file} is a pointer of Git LFS, .*: fetch it with git lfs pull$"):
+            read()
 
 
 def test_a_tensor_that_the_index_promises_is_named_with_its_file(tmp_path: Path) -> None:
