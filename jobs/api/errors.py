@@ -34,6 +34,7 @@ from ...storage.ledger.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
 from ..spec.problems import problem
+from ..spec.sampling import SamplingSpec
 from .request_ids import HEADER, request_id_of
 from .wording import with_fields
 
@@ -175,7 +176,11 @@ def _answer_invalid(request: Request, error: RequestValidationError | WebSocketR
     if first["type"] == "json_invalid":
         return _invalid_json(request, f"{first['ctx']['error']} at character {first['loc'][-1]}")
     param = _param(first["loc"])
-    return error_response(422, f"{param or 'the body'}: {problem(first)}", "invalid_value", param)
+    message = f"{param or 'the body'}: {problem(first)}"
+    if first["type"] == "extra_forbidden" and param in SamplingSpec.model_fields:
+        # Where OpenAI's requests have it.
+        message += f': say it in "sampling", such as {{"sampling": {{"{param}": …}}}}'
+    return error_response(422, message, "invalid_value", param)
 
 
 def _invalid_json(request: Request, reason: str) -> JSONResponse:

@@ -69,6 +69,9 @@ def test_a_job_that_can_not_run_is_refused(server: Server, changes: dict[str, An
 def test_advice_is_in_the_words_of_a_request(server: Server) -> None:
     response = post_raw(server, json.dumps(JOB | {"prompt": None}).encode())
     assert 'pass "prompt": "{text}"' in assert_error(response, 422, "invalid_value", "prompt")
+    response = post_raw(server, json.dumps(JOB | {"max_tokens": 5}).encode())
+    told = 'max_tokens: there is no such option: say it in "sampling", such as {"sampling": {"max_tokens": …}}'
+    assert assert_error(response, 422, "invalid_value", "max_tokens") == told
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"rows": ' + b"1" * 6000 + b"}", b"[" * 100_000])
