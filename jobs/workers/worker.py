@@ -45,6 +45,7 @@ from ..spec.precision import Precision
 from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
 from .celery_worker import Bells, run_worker
+from .leaving import Leaving
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .watchdog import DEFAULT_SECONDS, ENGINE, EngineAtWork, Watchdog, works_of
 
@@ -91,7 +92,7 @@ def serve(
     refuses us, when it cannot start. Ends in the order: take no more shards, hand back or finish those in flight, stop
     the engine, leave.
     """
-    with ExitStack() as stack:
+    with Leaving() as leaving, ExitStack() as stack:
         base = _Base.opened(settings, options, load, stack)
         row_streams, checkpoints = base.row_streams(), base.checkpoints()
         runner, live = base.shard_runner(row_streams, checkpoints), base.live_runner()
@@ -106,7 +107,12 @@ def serve(
         stack.enter_context(CancelListener(base.redis.url, live.cancel))
         _tune_interpreter()
         bells = Bells(options.live_queue, live.ring)
-        status = run_worker(base.app, [options.queue], options.concurrency, runner.drain, bells)
+
+        def drain() -> None:
+            runner.drain()
+            leaving.begin(base.redis.url, lambda: bool(runner.attempts))
+
+        status = run_worker(base.app, [options.queue], options.concurrency, drain, bells)
     logger.info("stopped")
     return status
 
