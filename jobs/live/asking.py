@@ -1,12 +1,13 @@
 """Ask one thing and get the answer, at once or as it comes: what `Client` offers of live requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...engine.checkpoints.hub import locate_model
+from ...engine.errors import InvalidRequestError, shown
 from ...engine.lora_request import LoRARequest
 from ..broker.celery_app import live_queue
 from ..errors import JobError
@@ -133,6 +134,9 @@ def _read(
     prompts: LivePrompts, prompt: str | Messages, system: str | None, template_kwargs: Mapping[str, Any]
 ) -> LivePrompt:
     opening = [{"role": "system", "content": system}] if system else []
+    if not isinstance(prompt, str | Iterable):
+        # A table has NaN where a text lacks.
+        raise InvalidRequestError(f"prompt must be a text or a list of messages, not {shown(prompt)}", "prompt")
     if not isinstance(prompt, str):
         return prompts.chat([*opening, *prompt], template_kwargs)
     if prompts.tokenizer.has_chat_template:

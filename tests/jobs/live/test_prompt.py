@@ -1,12 +1,15 @@
 """Prompts on the producer's side: those that are too long, and those with images."""
 
+import math
 from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.vision.reading import ImageReader
+from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.prompt import ContextLengthExceeded, LivePrompts
 from headrace.jobs.spec.sampling import SamplingSpec
 
@@ -26,6 +29,12 @@ def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(seei
     monkeypatch.delattr(ImageReader, "expanded")
     with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 512 tokens.* has 571"):
         prompts.chat(asked[1])
+
+
+@pytest.mark.parametrize("prompt", [5, None, math.nan])
+def test_what_is_neither_a_text_nor_a_chat_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"^prompt must be a text or a list of messages, not {prompt}$"):
+        new_request(prompt, MODEL)
 
 
 def test_a_template_that_leaves_no_token_of_a_chat(tmp_path: Path) -> None:
