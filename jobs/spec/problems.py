@@ -30,8 +30,9 @@ def problem(error: Mapping[str, Any]) -> str:
     # What a user gives as a list is kept as a tuple.
     message = message.replace(" after validation", "").replace("a valid tuple", "a valid list")
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
-    # That a flag is set says nothing more.
-    return f"{message}, not {shown(given)}" if is_short and given is not True else message
+    # That a flag is set says nothing more, but where a text was wanted.
+    says_more = given is not True or error["type"] == "string_type"
+    return f"{message}, not {shown(given)}" if is_short and says_more else message
 
 
 def with_arguments(text: str) -> list[str | Argument]:

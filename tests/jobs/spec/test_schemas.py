@@ -126,7 +126,7 @@ def test_log_probabilities_are_asked_for_as_in_openais_chat_api():
         ({"choices": ("a", "a")}, "choices must be different"),
         ({"choices": (1, "1")}, "choices must be different"),
         # In YAML a bare yes and no; and true is written in another way in Python than in JSON.
-        ({"choices": (True, False)}, "choices.0: .*a valid string"),
+        ({"choices": (True, False)}, "choices.0: .*a valid string, not True"),
         ({"limit": 0}, "limit"),
         ({"colour": "red"}, "colour"),
     ],
