@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import ModelError
+from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
 from ..state_layers import Mamba2Config
 from .layer_types import read_layer_types
 from .llama import read_granite, read_llama, read_plain, require_activation
-from .mixtures import experts_in_each_layer
+from .mixtures import experts_in_each_layer, granite_naming
 
 # As IBM's models call them, and as Nemotron does.
 _IBM_NUMBERS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
@@ -23,6 +24,7 @@ _NEMOTRON_NUMBERS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 _NEMOTRON_KINDS = {**_KINDS, "mlp": "mlp", "moe": "moe"}
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_GRANITE4_NAMES = DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp"))
 
 
 def read_granite4(folder: Path, raw: Raw) -> ModelShape:
@@ -41,18 +43,15 @@ def read_granite4(folder: Path, raw: Raw) -> ModelShape:
     return replace(
         granite,
         ropes=ropes,
-        names=DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp")),
+        names=DecoderNames() if raw.get(HAS_PARTS_APART) else _GRANITE4_NAMES,
         state_layers=_read_ibm_mamba(raw, granite, layers) if any(layers) else None,
         moe=_read_granite4_moe(raw, granite) if int(raw.get("num_local_experts", 8)) else None,
     )
 
 
 def _read_granite4_moe(raw: Raw, granite: ModelShape) -> MoeConfig:
-    if raw.get("quantization_config"):
-        raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
-    moe = experts_in_each_layer(
-        granite, "granite4", int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
-    )
+    num_experts, num_chosen = int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
+    moe = experts_in_each_layer(granite, granite_naming(raw, "granite4"), num_experts, num_chosen)
     return replace(
         moe,
         intermediate_size=int(raw.get("intermediate_size", 11008)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import ModelError
+from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
 from ..model_shape import ModelShape, MoeConfig, MoeNaming
 from .llama import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
@@ -94,12 +95,24 @@ def read_olmoe(folder: Path, raw: Raw) -> ModelShape:
 
 
 def read_granite_moe(folder: Path, raw: Raw) -> ModelShape:
-    """The mixtures of Granite 3, whose experts are stacked, which no way of quantising is read of."""
-    if raw.get("quantization_config"):
-        raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
+    """The mixtures of Granite 3; with a shared expert in GGUF files alone."""
     granite = read_granite(folder, {**raw, "mlp_bias": False})
     num_experts, num_chosen = int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
-    return replace(granite, moe=experts_in_each_layer(granite, "granite", num_experts, num_chosen))
+    moe = experts_in_each_layer(granite, granite_naming(raw, "granite"), num_experts, num_chosen)
+    shared = raw.get("shared_intermediate_size")
+    return replace(
+        granite,
+        moe=replace(moe, shared_expert_intermediate_size=int(shared) if shared else None, has_shared_gate=False),
+    )
+
+
+def granite_naming(raw: Raw, stacked: MoeNaming) -> MoeNaming:
+    """Checkpoints have a layer's experts `stacked`, which no way of quantising is read of."""
+    if raw.get(HAS_PARTS_APART):
+        return "qwen"
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
+    return stacked
 
 
 def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:

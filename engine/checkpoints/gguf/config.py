@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from . import linear_attention
+from . import linear_attention, with_states
 from .file import GgufModel, TensorInfo
+from .metadata import HAS_PARTS_APART, Fields
 from .names import ROPE_FACTORS, checkpoint_tensors, num_layers
 from .vocabulary import stop_token_ids
 
@@ -30,7 +31,7 @@ def read_gguf_config(path: Path) -> Raw:
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
         raise ModelError(f"unsupported general.architecture {architecture!r} in {path}; supported: {supported}")
-    fields = _Fields(model, architecture)
+    fields = Fields(model, architecture)
     try:
         raw = _common(fields) | _ARCHITECTURES[architecture](fields)
     except KeyError as missing:
@@ -41,33 +42,7 @@ def read_gguf_config(path: Path) -> Raw:
     return {name: value for name, value in raw.items() if value is not None}
 
 
-class _Fields:
-    """A model's metadata, its architecture's fields by their names without it."""
-
-    def __init__(self, model: GgufModel, architecture: str) -> None:
-        self.model = model
-        self.architecture = architecture
-
-    def __getitem__(self, name: str) -> Any:
-        return self.model.metadata[f"{self.architecture}.{name}"]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.model.metadata.get(f"{self.architecture}.{name}", default)
-
-    def alike(self, name: str, default: Any = None) -> int:
-        """A number that may be given for each layer. Raises `ModelError` where the layers differ."""
-        value = self[name] if default is None else self.get(name, default)
-        if not isinstance(value, list):
-            return int(value)
-        if len(set(value)) != 1:
-            raise ModelError(f"{self.model.path}: {self.architecture}.{name} differs between layers: {value}")
-        return int(value[0])
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.model.tensors
-
-
-def _common(fields: _Fields) -> Raw:
+def _common(fields: Fields) -> Raw:
     heads = fields.alike("attention.head_count")
     raw = {
         "vocab_size": fields.model.tensors["token_embd.weight"].shape[0],
@@ -91,7 +66,7 @@ def _common(fields: _Fields) -> Raw:
     return raw | _quantization(fields.model, _FOUR_BITS)
 
 
-def _llama(fields: _Fields) -> Raw:
+def _llama(fields: Fields) -> Raw:
     mlp_bias = {"mlp_bias": fields.has("blk.0.ffn_gate.bias")}
     if not fields.get("expert_count"):
         return {"architectures": ["LlamaForCausalLM"], **mlp_bias}
@@ -102,10 +77,41 @@ def _llama(fields: _Fields) -> Raw:
     }
 
 
-def _granite(fields: _Fields) -> Raw:
+def _granite(fields: Fields) -> Raw:
     return {
         "architectures": ["GraniteForCausalLM"],
         "mlp_bias": fields.has("blk.0.ffn_gate.bias"),
+        **_granite_scales(fields),
+    }
+
+
+def _granite_moe(fields: Fields) -> Raw:
+    """Granite 3's mixtures, and those that have a shared expert."""
+    shared = fields.model.tensors.get("blk.0.ffn_gate_shexp.weight")
+    return {
+        "architectures": ["GraniteMoeForCausalLM"],
+        HAS_PARTS_APART: True,
+        "num_local_experts": int(fields["expert_count"]),
+        "num_experts_per_tok": int(fields["expert_used_count"]),
+        "shared_intermediate_size": None if shared is None else shared.shape[0],
+        **_granite_scales(fields),
+    }
+
+
+def _granite_hybrid(fields: Fields) -> Raw:
+    return with_states.granite_hybrid(fields) | _granite_scales(fields)
+
+
+def _granite_scales(fields: Fields) -> Raw:
+    # llama.cpp has it say whether there are rotary positions.
+    rotates, has_states = fields.get("rope.scaling.finetuned"), fields.architecture == "granitehybrid"
+    if rotates is not None and bool(rotates) == has_states:
+        found, supported = ("with", "without") if has_states else ("without", "with")
+        raise ModelError(
+            f"{fields.model.path}: {fields.architecture}.rope.scaling.finetuned is {rotates}: models of this "
+            f"architecture {found} rotary positions are not supported, but those {supported}"
+        )
+    return {
         "embedding_multiplier": fields.get("embedding_scale"),
         "attention_multiplier": fields.get("attention.scale"),
         "residual_multiplier": fields.get("residual_scale"),
@@ -113,35 +119,35 @@ def _granite(fields: _Fields) -> Raw:
     }
 
 
-def _smollm3(fields: _Fields) -> Raw:
+def _smollm3(fields: Fields) -> Raw:
     # No field says which layers know no positions: it is every fourth.
     return {"architectures": ["SmolLM3ForCausalLM"], "mlp_bias": fields.has("blk.0.ffn_gate.bias")}
 
 
-def _olmo2(fields: _Fields) -> Raw:
+def _olmo2(fields: Fields) -> Raw:
     """OLMo 2 and 3, the second of which has windows."""
     if not fields.get("attention.sliding_window"):
         return {"architectures": ["Olmo2ForCausalLM"]}
     return {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields)}
 
 
-def _qwen2(fields: _Fields) -> Raw:
+def _qwen2(fields: Fields) -> Raw:
     return {"architectures": ["Qwen2ForCausalLM"]}
 
 
-def _qwen2_moe(fields: _Fields) -> Raw:
+def _qwen2_moe(fields: Fields) -> Raw:
     return {"architectures": ["Qwen2MoeForCausalLM"], "norm_topk_prob": False, **_shared_experts(fields)}
 
 
-def _qwen3(fields: _Fields) -> Raw:
+def _qwen3(fields: Fields) -> Raw:
     return {"architectures": ["Qwen3ForCausalLM"]}
 
 
-def _qwen3_moe(fields: _Fields) -> Raw:
+def _qwen3_moe(fields: Fields) -> Raw:
     return {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, **_experts(fields)}
 
 
-def _qwen3_5(fields: _Fields) -> Raw:
+def _qwen3_5(fields: Fields) -> Raw:
     """Qwen3-Next too: what tells it from Qwen3.5's mixtures is how its checkpoints lie on disk."""
     heads = int(fields["ssm.time_step_rank"])
     raw = {
@@ -157,12 +163,12 @@ def _qwen3_5(fields: _Fields) -> Raw:
     return raw | _shared_experts(fields) if fields.get("expert_count") else raw
 
 
-def _shared_experts(fields: _Fields) -> Raw:
+def _shared_experts(fields: Fields) -> Raw:
     size = fields.model.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
     return {"shared_expert_intermediate_size": size, **_experts(fields)}
 
 
-def _experts(fields: _Fields) -> Raw:
+def _experts(fields: Fields) -> Raw:
     return {
         "num_experts": int(fields["expert_count"]),
         "num_experts_per_tok": int(fields["expert_used_count"]),
@@ -170,13 +176,13 @@ def _experts(fields: _Fields) -> Raw:
     }
 
 
-def _phi3(fields: _Fields) -> Raw:
+def _phi3(fields: Fields) -> Raw:
     head_dim = int(fields["embedding_length"]) // fields.alike("attention.head_count")
     share = int(fields.get("rope.dimension_count", head_dim)) / head_dim
     return {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": share}
 
 
-def _gemma2(fields: _Fields) -> Raw:
+def _gemma2(fields: Fields) -> Raw:
     return {
         "architectures": ["Gemma2ForCausalLM"],
         "query_pre_attn_scalar": _gemma_scalar(fields),
@@ -185,7 +191,7 @@ def _gemma2(fields: _Fields) -> Raw:
     }
 
 
-def _gemma3(fields: _Fields) -> Raw:
+def _gemma3(fields: Fields) -> Raw:
     raw = _gemma2(fields) | {
         "architectures": ["Gemma3ForCausalLM"],
         "rope_theta": float(fields.get("rope.freq_base", 1e6)),
@@ -194,7 +200,7 @@ def _gemma3(fields: _Fields) -> Raw:
     return raw | _layer_types(fields)
 
 
-def _layer_types(fields: _Fields) -> Raw:
+def _layer_types(fields: Fields) -> Raw:
     """Which layers have a window: a list of them, or every how many there is one without."""
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
@@ -202,14 +208,14 @@ def _layer_types(fields: _Fields) -> Raw:
     return {} if pattern is None else {"sliding_window_pattern": int(pattern)}
 
 
-def _gemma_scalar(fields: _Fields) -> float:
+def _gemma_scalar(fields: Fields) -> float:
     """What attention scores are divided by the root of, which llama.cpp knows by the number of layers."""
     if fields["block_count"] == _LARGEST_GEMMA_LAYERS[fields.architecture]:
         return int(fields["embedding_length"]) / fields.alike("attention.head_count")
     return float(fields["attention.key_length"])
 
 
-_ARCHITECTURES: dict[str, Callable[[_Fields], Raw]] = {
+_ARCHITECTURES: dict[str, Callable[[Fields], Raw]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen2moe": _qwen2_moe,
@@ -220,12 +226,18 @@ _ARCHITECTURES: dict[str, Callable[[_Fields], Raw]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "granite": _granite,
+    "granitemoe": _granite_moe,
+    "granitehybrid": _granite_hybrid,
+    "lfm2": with_states.lfm2,
+    "lfm2moe": with_states.lfm2_moe,
+    "nemotron_h": with_states.nemotron_h,
+    "nemotron_h_moe": with_states.nemotron_h,
     "smollm3": _smollm3,
     "olmo2": _olmo2,
 }
 
 
-def _rope_scaling(fields: _Fields) -> Raw | None:
+def _rope_scaling(fields: Fields) -> Raw | None:
     """As `rope_scaling` of a `config.json`; where the factors are tensors, as those of `longrope`."""
     factors = {name: _floats(fields.model.tensors[name]) for name in ROPE_FACTORS if fields.has(name)}
     attention = float(fields.get("rope.scaling.attn_factor", 1.0))
@@ -267,22 +279,26 @@ def read_cpu_quantization(path: Path) -> Raw:
 
 def _quantization(model: GgufModel, kept: Sequence[str]) -> Raw:
     """A `quantization_config` for what stays in the types `kept`; all else is dequantised."""
-    kinds = {
-        name.removesuffix(".weight"): source.info.type.name
+    # Blocks whose parts belong elsewhere cannot be kept.
+    sources = {
+        name.removesuffix(".weight"): source
         for name, source in checkpoint_tensors(model).items()
-        # Blocks whose parts belong elsewhere cannot be kept.
         if name.endswith(".weight") and source.has_whole_groups
     }
+    kinds = {module: source.info.type.name for module, source in sources.items()}
+    # Some models have no gates.
+    known = {module.rpartition(".")[2] for module in kinds}
     modules: dict[str, list[str]] = {}
     # An embedding is looked up, and multiplied by where it is the head as well.
     is_head = kept == _CPU_BITS and "output.weight" not in model.tensors
-    for module, kind in kinds.items():
-        if kind in kept and (is_head or "embed_tokens" not in module) and _is_like_its_neighbours(module, kinds):
-            modules.setdefault(kind, []).append(module)
+    for module, source in sources.items():
+        is_multiplied = is_head or source.info.name != "token_embd.weight"
+        if kinds[module] in kept and is_multiplied and _is_like_its_neighbours(module, kinds, known):
+            modules.setdefault(kinds[module], []).append(module)
     return {"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {}
 
 
-def _is_like_its_neighbours(module: str, kinds: dict[str, str]) -> bool:
+def _is_like_its_neighbours(module: str, kinds: dict[str, str], known: set[str]) -> bool:
     prefix, _, name = module.rpartition(".")
     neighbours = next((names for names in _FUSED if name in names), (name,))
-    return len({kinds.get(f"{prefix}.{neighbour}") for neighbour in neighbours}) == 1
+    return len({kinds.get(f"{prefix}.{neighbour}") for neighbour in neighbours if neighbour in known}) == 1

@@ -8,10 +8,10 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from . import gguf_states
+from . import gguf_hybrids, gguf_states
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -31,7 +31,7 @@ ARCHITECTURES = {
     **gguf_states.ARCHITECTURES,
 }
 # Of these llama.cpp rotates neighbours, not halves of a head.
-_INTERLEAVED = ("llama", "granite", "smollm3")
+_INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "smollm3")
 Array = np.ndarray[Any, Any]
 # What is added to a writer beside the model itself, such as a vocabulary.
 Extra = Callable[[gguf.GGUFWriter], None]
@@ -75,7 +75,7 @@ def write_gguf(
 ) -> GgufFile:
     """A checkpoint's GGUF file, its matrices of this type; `kinds`: other types by a part of the tensors' names."""
     config = json.loads((folder / "config.json").read_text())
-    architecture = ARCHITECTURES[config["model_type"]]
+    architecture = _architecture(config)
     weights = _merged_experts(load_file(folder / "model.safetensors"))
     writer = gguf.GGUFWriter(
         path, architecture, split_max_tensors=-(-len(weights) // num_parts) if num_parts > 1 else 0
@@ -86,17 +86,17 @@ def write_gguf(
         add(writer)
     written = GgufFile(path)
     (number_of,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number_of, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number_of, gguf_hybrids.num_layers(config))
     for name, weight in sorted(weights.items()):
         own = next((each for part, each in (kinds or {}).items() if part in name), kind)
         written.dequantized[name] = np.empty(weight.shape, np.float32)
         for part, places in _stored_parts(config, name, np.arange(weight.size).reshape(weight.shape)):
-            number = gguf.GGMLQuantizationType[own if places.ndim > 1 and "conv1d" not in name else "F32"]
+            number = gguf.GGMLQuantizationType[own if _is_matrix(config, name, places) else "F32"]
             stored = _numbers(config, name, weight.astype(np.float32).ravel()[places], is_stored=True)
             raw = _blocks(stored, number)
             # No Gemma has a head of its own, but those of the tests, which would repeat themselves without.
             place = "output" if part == "lm_head" else names.get_name(part)
-            ending = "" if place.endswith("ssm_a") else ".bias" if name.endswith("bias") else ".weight"
+            ending = "" if place.endswith(("ssm_a", "ssm_d")) else ".bias" if name.endswith("bias") else ".weight"
             writer.add_tensor(place + ending, raw, raw_dtype=number)
             read = gguf.dequantize(raw, number).reshape(stored.shape)
             written.dequantized[name].ravel()[places] = _numbers(config, name, read, is_stored=False)
@@ -129,16 +129,45 @@ def byte_level_vocabulary(fast: Tokenizer, pre: str, special: tuple[str, str] = 
     return add
 
 
+def write_dequantized(folder: Path, file: GgufFile, target: Path) -> Path:
+    """The checkpoint of `folder` with the weights that the file has."""
+    target.mkdir()
+    weights = {}
+    for name in load_file(folder / "model.safetensors"):
+        if (weight := file.dequantized.get(name)) is None:
+            before, _, after = name.partition(".experts.")
+            number, _, rest = after.partition(".")
+            weight = file.dequantized[f"{before}.experts.{rest}"][int(number)]
+        weights[name] = np.ascontiguousarray(weight)
+    save_file(weights, target / "model.safetensors")
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return target
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    if config["model_type"] in gguf_hybrids.MODEL_TYPES:
+        return gguf_hybrids.architecture(config)
+    return ARCHITECTURES[config["model_type"]]
+
+
+def _is_matrix(config: dict[str, Any], name: str, places: Array) -> bool:
+    if config["model_type"] in gguf_hybrids.MODEL_TYPES and gguf_hybrids.is_small(name):
+        return False
+    return places.ndim > 1 and "conv1d" not in name
+
+
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"] + config.get("mtp_num_hidden_layers", 0))
+    is_hybrid = config["model_type"] in gguf_hybrids.MODEL_TYPES
+    writer.add_block_count(gguf_hybrids.num_layers(config) + config.get("mtp_num_hidden_layers", 0))
     # Some mixtures have none.
-    if inner := config.get("intermediate_size"):
+    if inner := gguf_hybrids.inner_sizes(config) if is_hybrid else config.get("intermediate_size"):
         writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_head_count_kv(gguf_hybrids.kv_heads(config) if is_hybrid else config["num_key_value_heads"])
+    norm_eps = next(config[name] for name in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon") if name in config)
+    writer.add_layer_norm_rms_eps(norm_eps)
     if head_dim := config.get("head_dim"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -151,11 +180,13 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_uint32(f"{writer.arch}.nextn_predict_layers", guessing)
     if config["model_type"] in gguf_states.ARCHITECTURES:
         gguf_states.add_sizes(writer, config)
+    if is_hybrid:
+        gguf_hybrids.add_sizes(writer, config)
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
     if config["model_type"] in ("gemma3_text", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if config["model_type"] == "granite":
+    if config["model_type"].startswith("granite"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -166,7 +197,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -224,7 +255,7 @@ def _merged_experts(tensors: dict[str, Array]) -> dict[str, Array]:
 
 def _heads(config: dict[str, Any], name: str) -> int | None:
     """How many heads' rows llama.cpp interleaves in this tensor."""
-    if ARCHITECTURES[config["model_type"]] not in _INTERLEAVED:
+    if _architecture(config) not in _INTERLEAVED:
         return None
     return {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(name.split(".")[-2])
 
@@ -234,6 +265,8 @@ def _stored_parts(config: dict[str, Any], name: str, weight: Array) -> Iterable[
     if config["model_type"] in gguf_states.ARCHITECTURES:
         return gguf_states.stored_parts(config, name, weight)
     heads, module = _heads(config, name), name.removesuffix(".weight").removesuffix(".bias")
+    if heads is None and config["model_type"] in gguf_hybrids.MODEL_TYPES:
+        return gguf_hybrids.stored_parts(config, name, weight)
     if heads is None:
         return [(module, weight)]
     return [(module, weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape))]
@@ -243,6 +276,9 @@ def _numbers(config: dict[str, Any], name: str, numbers: Array, *, is_stored: bo
     """What the file has for a checkpoint's numbers, or the other way round."""
     if config["model_type"] in gguf_states.ARCHITECTURES:
         convert = gguf_states.numbers_as_stored if is_stored else gguf_states.numbers_as_trained
+        return convert(name, numbers)
+    if config["model_type"] in gguf_hybrids.MODEL_TYPES:
+        convert = gguf_hybrids.numbers_as_stored if is_stored else gguf_hybrids.numbers_as_trained
         return convert(name, numbers)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return numbers + 1 if is_stored else numbers - 1
