@@ -65,6 +65,8 @@ PUBLISHED: dict[str, list[Any]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(False)],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)],
     "llama-bpe": split(LLAMA3),
+    "lfm2": split(LLAMA3),
+    "dbrx": split(LLAMA3),
     "qwen2": split(QWEN2),
     "qwen35": split(QWEN3_5),
     "tekken": split(TEKKEN),
@@ -74,7 +76,7 @@ PUBLISHED: dict[str, list[Any]] = {
 
 def published(pre: str) -> FastTokenizer:
     """A tokenizer with this way to cut texts, trained on the texts themselves without a cut, so that cuts show."""
-    fast = FastTokenizer(BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
+    fast = FastTokenizer(BPE(ignore_merges=pre in ("llama-bpe", "lfm2", "tekken")))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
     fast.decoder = ByteLevel()
     if pre.startswith("qwen"):
@@ -112,7 +114,7 @@ def test_byte_level_tokens_are_those_of_the_original(pre, tmp_path):
 
 
 def test_llama3_texts_begin_with_bos_and_qwen2_ones_do_not(tmp_path):
-    for pre, bos in (("llama-bpe", [1]), ("qwen2", [])):
+    for pre, bos in (("llama-bpe", [1]), ("lfm2", [1]), ("qwen2", [])):
         original = published(pre)
         vocabulary = byte_level_vocabulary(original, pre)
         ours = Tokenizer.from_pretrained(vocabulary_file(tmp_path / f"{pre}.gguf", vocabulary))
