@@ -6,8 +6,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from headrace.engine.checkpoints.gguf.config import read_cpu_quantization
+from headrace.engine.checkpoints.gguf.tensors import GgufTensors
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, state_bytes
 from headrace.engine.errors import ModelError
@@ -50,8 +53,12 @@ QUANTISED: dict[str, Any] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_file_answers_as_transformers(name, tmp_path):
     model = save_random_model(CONFIGS[name], tmp_path)
-    write_gguf(tmp_path, tmp_path / "model.gguf")
-    assert generated(tmp_path / "model.gguf") == greedy(model, PROMPT)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf")
+    assert generated(file.path) == greedy(model, PROMPT)
+    # Where nothing turns queries and keys, answers do not show in which order their heads' numbers are.
+    weights, tensors = load_file(tmp_path / "model.safetensors"), GgufTensors(file.path)
+    for tensor in weights.keys() & tensors.keys():
+        torch.testing.assert_close(tensors.read(tensor, torch.float32), weights[tensor])
 
 
 @pytest.mark.parametrize("name", QUANTISED)
