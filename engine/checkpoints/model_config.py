@@ -34,6 +34,7 @@ class ModelConfig(ModelShape):
         read = READERS[_architecture(folder, raw)]
         raw["eos_token_id"] = read_stop_ids(folder, raw)
         try:
+            _require_objects(raw)
             quantization = read_quantization(raw)
             shape = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
             _check(shape)
@@ -41,7 +42,7 @@ class ModelConfig(ModelShape):
             raise ModelError(f"{config_file(folder)}: {error}") from error
         except KeyError as missing:
             raise ModelError(f"{config_file(folder)} has no field {missing}") from missing
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ModelError(f"{config_file(folder)} has a field of the wrong kind: {error}") from error
         return cls(**vars(shape))
 
@@ -49,12 +50,23 @@ class ModelConfig(ModelShape):
 def _architecture(folder: Path, raw: Raw) -> str:
     """Which of the readers fits. Refuses what none of them could make sense of."""
     names = raw.get("architectures") or []
-    name = next((str(name) for name in names if name in READERS), None)
+    if not isinstance(names, list):
+        raise ModelError(f"{config_file(folder)}: architectures is {names!r}, and must be a list of names")
+    name = next((str(name) for name in names if str(name) in READERS), None)
     if name is None:
         found = ", ".join(map(str, names)) or raw.get("model_type") or "none named"
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"unsupported architecture {found} in {folder}; supported: {supported}")
     return name
+
+
+def _require_objects(raw: Raw, within: str = "") -> None:
+    """Name a field that holds no others where readers look for some."""
+    for name in ("text_config", "vision_config", "rope_parameters", "rope_scaling"):
+        if (found := raw.get(name)) and not isinstance(found, dict):
+            raise ModelError(f"{within}{name} must be a JSON object, not {found!r}")
+        if found and not within:
+            _require_objects(found, f"{name}.")
 
 
 SUPPORTED_ARCHITECTURES = tuple(READERS)

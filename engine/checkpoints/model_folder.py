@@ -59,4 +59,5 @@ def read_stop_ids(folder: Path, raw: Raw) -> list[Any]:
     ids: list[Any] = []
     for value in (generation.get("eos_token_id"), raw.get("eos_token_id")):
         ids += value if isinstance(value, list) else [value]
-    return [token for token in dict.fromkeys(ids) if token is not None]
+    # Not by their hashes, which what is of the wrong kind may lack.
+    return [token for place, token in enumerate(ids) if token is not None and token not in ids[:place]]

@@ -208,7 +208,7 @@ def read_rotary_dim(raw: Raw, head_dim: int, share: float) -> int:
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:
-    aliases = {expected, "swish"} if expected == "silu" else {expected}
+    aliases = (expected, "swish") if expected == "silu" else (expected,)
     if (found := raw.get(field, expected)) not in aliases:
         raise ModelError(f"unsupported {field} {found!r}; supported: {expected}")
 
