@@ -97,9 +97,11 @@ def _check(config: ModelShape) -> None:
     if config.state_layers is not None:
         config.state_layers.check()
     if not config.kv_groups:
-        raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
+        known = "layer_types, attn_layer_indices or hybrid_override_pattern"
+        raise ModelError(f"no layer attends, as {known} says: supported are models of which some do")
     if (latent := config.latent_attention) is not None:
         _check_latent(latent)
+    _check_rotation(config)
     if config.moe is not None:
         _check_experts(config.moe)
     if config.quantization is not None and config.quantization.method == "mxfp4" and config.gpt_oss is None:
@@ -124,7 +126,26 @@ def _check_sizes(config: ModelShape) -> None:
         )
 
 
+def _check_rotation(config: ModelShape) -> None:
+    for index, rope in enumerate(config.ropes):
+        layer = config.of_layer(index)
+        turned, head_dim = layer.rotary_dim, layer.head_dim
+        if rope.rope_type != "none" and (turned % 2 or not 2 <= turned <= head_dim):
+            raise ModelError(
+                f"{turned} of a head's {head_dim} numbers would be rotated: head_dim and partial_rotary_factor must "
+                "make that an even number of them"
+            )
+
+
 def _check_experts(moe: MoeConfig) -> None:
+    sizes = {
+        "num_experts_per_tok": moe.num_experts_per_tok,
+        "moe_intermediate_size": moe.intermediate_size,
+        "moe_latent_size": moe.latent_size,
+    }
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
     if moe.num_experts_per_tok > moe.num_experts:
         raise ModelError(f"num_experts_per_tok is {moe.num_experts_per_tok} of {moe.num_experts} experts")
     if moe.num_groups == 1:

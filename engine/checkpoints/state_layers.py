@@ -172,7 +172,8 @@ class GatedDeltaNetConfig(StateLayersConfig):
 class Mamba2Config(StateLayersConfig):
     """Mamba-2: see `headrace.kernels.mamba2`, whose sizes these are.
 
-    `dt_limits`: between which a step of time is. `number_names`: what `config.json` calls the first four of `sizes`.
+    `dt_limits`: between which a step of time is. `number_names`: what `config.json` calls the first four fields here,
+    and `conv_width`.
     """
 
     num_heads: int
@@ -182,7 +183,7 @@ class Mamba2Config(StateLayersConfig):
     has_conv_bias: bool
     has_bias: bool
     dt_limits: tuple[float, float]
-    number_names: tuple[str, str, str, str]
+    number_names: tuple[str, str, str, str, str]
     module: str = "mamba"
 
     @property
@@ -205,7 +206,7 @@ class Mamba2Config(StateLayersConfig):
 
     @property
     def sizes(self) -> dict[str, int]:
-        numbers = (self.num_heads, self.head_dim, self.num_groups, self.state_dim)
+        numbers = (self.num_heads, self.head_dim, self.num_groups, self.state_dim, self.conv_width)
         return dict(zip(self.number_names, numbers, strict=True))
 
     @property
@@ -240,10 +241,10 @@ class Mamba2Config(StateLayersConfig):
     def check(self) -> None:
         super().check()
         if self.num_heads % self.num_groups:
-            heads, _, groups, _ = self.number_names
+            heads, _, groups, *_ = self.number_names
             raise ModelError(f"{heads} {self.num_heads} is no multiple of {groups} {self.num_groups}")
         if self.conv_width < 2:
-            raise ModelError(f"the convolution's width must be at least 2, not {self.conv_width}")
+            raise ModelError(f"{self.number_names[4]} must be at least 2, not {self.conv_width}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -350,13 +350,20 @@ def test_no_architecture_at_all(tmp_path):
             {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1] * 3}},
             "short_factor and long_factor have 4 and 3 entries where there are 4 frequencies",
         ),
-        ({"num_attention_heads": 0}, "field of the wrong kind"),
+        ({"num_attention_heads": 0}, "config.json: num_attention_heads must be at least 1, not 0"),
+        ({"num_attention_heads": 999, "num_key_value_heads": 1}, "config.json: head_dim must be at least 1, not 0"),
+        ({"head_dim": 7}, "7 of a head's 7 numbers would be rotated: head_dim and partial_rotary_factor must make"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, "12 of a head's 8 numbers would be"),
         ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be at least 1, not -1"),
         ({"vocab_size": 0}, "config.json: vocab_size must be at least 1, not 0"),
         ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
         (
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 3},
             "num_experts_per_tok is 3 of 2 experts",
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 0},
+            "num_experts_per_tok must be at least 1, not 0",
         ),
         (
             {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},

@@ -5,6 +5,7 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...errors import ModelError
 from ..model_folder import Raw
@@ -20,8 +21,8 @@ FUSED_GATE_UP = DecoderNames(mlp=MlpNames(("gate_up_proj",)))
 
 def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: float = 10000.0) -> ModelShape:
     """What all families read the same way: a Llama without biases. The defaults are for fields left out."""
-    heads, num_layers = int(raw["num_attention_heads"]), int(raw["num_hidden_layers"])
-    head_dim = int(raw.get("head_dim") or int(raw["hidden_size"]) // heads)
+    heads, num_layers = (_at_least_one(name, raw[name]) for name in ("num_attention_heads", "num_hidden_layers"))
+    head_dim = _at_least_one("head_dim", raw.get("head_dim") or int(raw["hidden_size"]) // heads)
     # Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before).
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope = read_rope(scaling, float(raw.get("rope_theta") or rope_theta), raw)
@@ -45,6 +46,13 @@ def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: f
         eos_token_ids=tuple(map(int, raw["eos_token_id"])),
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
+
+
+def _at_least_one(field: str, value: Any) -> int:
+    """What other numbers are divided by, and layers, of which readers take the first."""
+    if (number := int(value)) < 1:
+        raise ModelError(f"{field} must be at least 1, not {number}")
+    return number
 
 
 def read_llama(folder: Path, raw: Raw) -> ModelShape:

@@ -18,8 +18,8 @@ from .llama import read_granite, read_llama, read_plain, require_activation
 from .mixtures import experts_in_each_layer, granite_naming
 
 # As IBM's models call them, and as Nemotron does.
-_IBM_NUMBERS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
-_NEMOTRON_NUMBERS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")
+_IBM_NUMBERS = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_NEMOTRON_NUMBERS = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
 # By the names that configs have had for them.
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention", "full_attention": "attention"}
 _NEMOTRON_KINDS = {**_KINDS, "mlp": "mlp", "moe": "moe"}

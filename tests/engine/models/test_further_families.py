@@ -73,7 +73,14 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 9}, "layer_types has 9 entries for"),
         ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 7}, "mamba_n_heads 7 of mamba_d_head .* are not"),
         ("NemotronHForCausalLM", {}, "has no field 'hybrid_override_pattern'"),
-        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M"}, "layer_types has no full_attention"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M"}, "no layer attends, .* hybrid_override_pattern"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*", "conv_kernel": 1}, "conv_kernel must be at least 2"),
+        (
+            "NemotronHForCausalLM",
+            {"hybrid_override_pattern": "*E", "moe_intermediate_size": 0},
+            "moe_intermediate_size must be at least 1, not 0",
+        ),
+        ("BambaForCausalLM", {"attn_layer_indices": [], "mamba_n_heads": 12}, "no layer attends, as .* attn_layer_in"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*W"}, "kinds W; supported: M, "),
         (
             "NemotronHForCausalLM",

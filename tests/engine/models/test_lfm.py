@@ -78,7 +78,7 @@ def test_what_lfm3_leaves_out_is_what_transformers_takes_it_for(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"full_attn_idxs": []}, "layer_types has no full_attention: supported are models of which some layers"),
+        ({"full_attn_idxs": []}, "no layer attends, as layer_types, .* says: supported are models of which some"),
         ({"layer_types": ["conv", "mamba"] * 8}, "layer_types has mamba; supported: conv, full_attention"),
         ({"conv_L_cache": 1}, "conv_L_cache must be at least 2, not 1"),
         ({**MOE, "use_expert_bias": False}, "use_expert_bias is false: mixtures are supported that correct who"),

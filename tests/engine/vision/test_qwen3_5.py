@@ -77,7 +77,7 @@ def test_how_large_it_is(oracle):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_types": ["linear_attention"] * 4}, "layer_types has no full_attention: supported are models of which"),
+        ({"layer_types": ["linear_attention"] * 4}, "no layer attends, as layer_types, .* says: supported are models"),
         ({"layer_types": ["mamba"] * 4}, "layer_types has mamba; supported: linear_attention, full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
         ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is no multiple of linear_num_key_heads 2"),
