@@ -144,7 +144,7 @@ def read_quantization(raw: Raw) -> QuantizationConfig | None:
         raise ModelError(f"quantization_config ({method}): {error}") from error
     except KeyError as missing:
         raise ModelError(f"quantization_config ({method}) has no field {missing}") from missing
-    except (TypeError, ValueError, AttributeError, re.error) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, re.error) as error:
         raise ModelError(f"quantization_config ({method}) has a field of the wrong kind: {error}") from error
 
 
@@ -192,8 +192,7 @@ def _fp8(raw: Raw) -> QuantizationConfig:
     _require(raw, "fmt", "e4m3", default="e4m3")
     block = raw.get("weight_block_size")
     if block:
-        rows, columns = map(int, block)
-        scheme = ByteScheme("fp8", "block", "weight_scale_inv", (rows, columns))
+        scheme = ByteScheme("fp8", "block", "weight_scale_inv", _block("weight_block_size", block))
     else:
         # What says that there are no blocks calls the scale as if there were.
         scheme = ByteScheme("fp8", "tensor", "weight_scale_inv" if "weight_block_size" in raw else "weight_scale")
@@ -230,7 +229,7 @@ def _compressed_group(name: str, group: Raw, raw: Raw) -> WeightScheme:
     if form == "pack-quantized" and (kind, bits) == ("int", 4) and not inputs:
         return _compressed_int4(name, weights)
     if form == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
-        _require(weights, "group_size", NVFP4_GROUP)
+        _require(weights, "group_size", NVFP4_GROUP, within=f"config_groups.{name}.weights.")
         return Nvfp4Scheme("weight_packed", "weight_global_scale", divides=True)
     byte = (kind, bits) in (("int", 8), ("float", 8))
     same = bool(inputs) and (inputs.get("type", "int"), int(inputs.get("num_bits", 8))) == (kind, bits)
@@ -261,8 +260,7 @@ def _compressed_bytes(name: str, weights: Raw) -> ByteScheme:
     kind: Literal["int8", "fp8"] = "int8" if weights.get("type", "int") == "int" else "fp8"
     if strategy != "block":
         return ByteScheme(kind, strategy)
-    rows, columns = map(int, weights["block_structure"])
-    return ByteScheme(kind, "block", block=(rows, columns))
+    return ByteScheme(kind, "block", block=_block(f"{field}.block_structure", weights["block_structure"]))
 
 
 def _gguf(raw: Raw) -> QuantizationConfig:
@@ -323,11 +321,11 @@ def _modelopt_scheme(field: str, raw: Raw) -> WeightScheme:
     """field: where `raw` stands."""
     algo = str(raw.get("quant_algo")).upper()
     if algo in _MODELOPT_NVFP4:
-        _require(raw, "group_size", NVFP4_GROUP, default=NVFP4_GROUP)
+        _require(raw, "group_size", NVFP4_GROUP, default=NVFP4_GROUP, within=field)
         return Nvfp4Scheme()
     if algo in _MODELOPT_FP8:
-        size = int(raw.get("group_size") or 128)
-        return ByteScheme("fp8", _MODELOPT_FP8[algo], block=(size, size))
+        size = raw.get("group_size") or 128
+        return ByteScheme("fp8", _MODELOPT_FP8[algo], block=_block(f"{field}group_size", (size, size)))
     supported = ", ".join((*_MODELOPT_FP8, *_MODELOPT_NVFP4, "MIXED_PRECISION"))
     raise ModelError(f"{field}quant_algo is {raw.get('quant_algo')!r}; supported: {supported}")
 
@@ -343,9 +341,18 @@ _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
 }
 
 
-def _require(raw: Raw, field: str, *allowed: object, default: object = None) -> None:
+def _require(raw: Raw, field: str, *allowed: object, default: object = None, within: str = "") -> None:
+    """within: where `raw` stands."""
     if (value := raw.get(field, default)) not in allowed:
-        raise ModelError(f"{field} is {value!r}; supported: {', '.join(map(str, allowed))}")
+        raise ModelError(f"{within}{field} is {value!r}; supported: {', '.join(map(str, allowed))}")
+
+
+def _block(field: str, sizes: Iterable[Any]) -> tuple[int, int]:
+    """Of how many outputs and inputs each scale is."""
+    rows, columns = map(int, sizes)
+    if min(rows, columns) < 1:
+        raise ModelError(f"{field} makes blocks of {rows} by {columns}: both must be at least 1")
+    return rows, columns
 
 
 def _group_size(value: Any) -> int | None:

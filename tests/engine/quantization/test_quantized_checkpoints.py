@@ -522,10 +522,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "quantization_config (modelopt): quantized_layers.model.layers.0.mlp.quant_algo is 'W4A8_AWQ'; supported: FP8",
     ),
     "modelopt group size": ({**NVFP4, "group_size": 32}, "group_size is 32; supported: 16"),
+    "modelopt group size of a layer": (
+        {**MIXED, "quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4", "group_size": 32}}},
+        "quantized_layers.model.layers.0.mlp.group_size is 32; supported: 16",
+    ),
+    "modelopt blocks": (
+        {**MODELOPT, "quant_algo": "FP8_PB_WO", "group_size": -1},
+        "group_size makes blocks of -1",
+    ),
+    "fp8 blocks": (
+        {"quant_method": "fp8", "weight_block_size": [0, 128]},
+        "weight_block_size makes blocks of 0",
+    ),
     "modelopt keys": ({**NVFP4, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
     "nvfp4 group size": (
         compressed("nvfp4-pack-quantized", {**INT4, "type": "float"}, HEAD),
-        "group_size is 32; supported: 16",
+        ".weights.group_size is 32; supported: 16",
     ),
     "sparsity": (
         compressed("float-quantized", BYTE, HEAD, sparsity_config={"format": "sparse-24-bitmask"}),
