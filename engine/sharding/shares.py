@@ -81,7 +81,10 @@ def require_splittable(model: ModelConfig, size: int) -> None:
 
 def _divided_sizes(model: ModelConfig) -> list[tuple[str, int]]:
     moe = model.moe
-    has_mlps = moe is None or moe.has_mlp_beside or not all(moe.sparse_layers)
+    has_mlps = any(
+        model.has_mlp(index) and (moe is None or moe.has_mlp_beside or not moe.sparse_layers[index])
+        for index in range(model.num_hidden_layers)
+    )
     sizes = [("intermediate_size", model.intermediate_size)] if has_mlps else []
     if moe is not None:
         sizes.append(("moe_intermediate_size", moe.intermediate_size))

@@ -110,6 +110,14 @@ def test_what_cannot_be_shared_is_refused_with_both_numbers(fields, size, messag
         Shard(0, size, config)
 
 
+def test_the_size_of_mlps_that_no_layer_has_need_not_be_divided(tmp_path):
+    """Of Nemotron 3 the layers without experts have Mamba or attention alone."""
+    fields = {"hybrid_override_pattern": "M*EM*E", "intermediate_size": 129}
+    config = ModelConfig.from_pretrained(write_model(tmp_path, "nemotron-h", **fields))
+    expected = saved_logits(config)
+    assert_close(shared_logits(config, 2, FROM_FILE), expected)
+
+
 def test_stacked_experts_either_way_round(tmp_path):
     """transformers writes outputs before inputs, the models' authors the other way round."""
     config = ModelConfig.from_pretrained(write_model(tmp_path, "qwen3.5-moe"))
