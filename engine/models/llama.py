@@ -13,8 +13,8 @@ from .attention import Attention
 from .blocks import BlankWeights, Step
 from .latent_attention import LatentAttention
 from .layer import DecoderLayer
-from .mlp import GatedMlp, PlainMlp, new_mlp
-from .moe import ExpertsMlp, Mixture
+from .mlp import GatedMlp, PlainMlp
+from .moe import Mixture, new_feed_forward
 from .norms import new_norm
 from .state_mixers import new_state_mixer
 
@@ -33,23 +33,18 @@ class LlamaLayer(DecoderLayer):
         if states is not None and states.layers[index]:
             self._attention_name = states.module
             self.attention = new_state_mixer(blank.within(states.module), states)
-        elif config.latent_attention is not None:
-            self._attention_name = config.names.attention
-            self.attention = LatentAttention(blank.within(self._attention_name), config.latent_attention, rope)
         else:
             self._attention_name = config.names.attention
             within = blank.within(self._attention_name)
             self.attention = self._new_attention(within, rope, config.sliding_windows[index])
         self.mlp = self._new_mlp(blank, index)
 
-    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
-        return Attention(blank, rope, sliding_window)
+    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention | LatentAttention:
+        latent = blank.config.latent_attention
+        return Attention(blank, rope, sliding_window) if latent is None else LatentAttention(blank, latent, rope)
 
     def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture:
-        config = blank.config
-        if config.moe is not None and config.moe.sparse_layers[index]:
-            return ExpertsMlp(blank, config.moe)
-        return new_mlp(blank)
+        return new_feed_forward(blank, index)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = self.input_norm.of_sum(branch, residual)

@@ -25,7 +25,7 @@ from ..checkpoints.model_shape import MoeNames
 from ..checkpoints.weight_files import holds_tensor
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, linear_slots
-from .mlp import ACTIVATIONS, GatedMlp, PlainMlp
+from .mlp import ACTIVATIONS, GatedMlp, PlainMlp, new_mlp
 from .stacked import StackedMatrices
 
 
@@ -150,6 +150,12 @@ class ExpertsMlp(Mixture):
                 yield from linear_slots(linear, [f"{prefix}.{name}"])
         if self.shared is not None:
             yield from self.shared.weight_slots(f"{prefix}.{names.shared}")
+
+
+def new_feed_forward(blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | ExpertsMlp:
+    """What the layer of this index has behind its attention: experts, or an ordinary MLP. blank: of the layer."""
+    moe = blank.config.moe
+    return ExpertsMlp(blank, moe) if moe is not None and moe.sparse_layers[index] else new_mlp(blank)
 
 
 def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:

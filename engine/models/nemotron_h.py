@@ -9,8 +9,7 @@ from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
 from .layer import DecoderLayer
-from .mlp import GatedMlp, PlainMlp, new_mlp
-from .moe import ExpertsMlp, Mixture
+from .moe import Mixture, new_feed_forward
 from .norms import new_norm
 from .state_mixer import StateMixer
 from .state_mixers import new_state_mixer
@@ -24,7 +23,7 @@ class NemotronHLayer(DecoderLayer):
         self._norm_name, self._part_name = config.names.layer_norms[0], config.names.attention
         self._norm = new_norm(blank)
         self._mixer = _new_mixer(blank, index, rope) if config.has_mixer(index) else None
-        self._mlp = _new_mlp(blank, index) if config.has_mlp(index) else None
+        self._mlp = new_feed_forward(blank, index) if config.has_mlp(index) else None
 
     @property
     def mixture(self) -> Mixture | None:
@@ -49,14 +48,9 @@ class NemotronHLayer(DecoderLayer):
 
 
 def _new_mixer(blank: BlankWeights, index: int, rope: int) -> Attention | StateMixer:
-    """blank: of the layer, as in `_new_mlp`."""
+    """blank: of the layer."""
     config = blank.config
     within = blank.within(config.names.attention)
     if config.state_layers is not None and config.has_state(index):
         return new_state_mixer(within, config.state_layers)
     return Attention(within, rope, config.sliding_windows[index])
-
-
-def _new_mlp(blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture:
-    moe = blank.config.moe
-    return ExpertsMlp(blank, moe) if moe is not None and moe.sparse_layers[index] else new_mlp(blank)
