@@ -94,15 +94,14 @@ class Shard:
             # A head's gate, where it has one, lies behind its query.
             size = self._query_size * (2 if self.model.has_output_gate else 1)
             return Part(True, size, (share_of(size, self.rank, self.size),))
-        if name.endswith("self_attn.gate_proj"):
-            heads = self.model.num_attention_heads
-            return Part(True, heads, (share_of(heads, self.rank, self.size),))
         if module in _KEYS:
             return Part(True, self._key_size, (self._keys,))
         if module == "qkv_proj":
             sizes = (self._query_size, self._key_size, self._key_size)
             return Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
-        if module == "sinks":
+        if module == "sinks" or (
+            self.model.has_head_gates and name.endswith(f"{self.model.names.attention}.gate_proj")
+        ):
             heads = self.model.num_attention_heads
             return Part(True, heads, (share_of(heads, self.rank, self.size),))
         if module == self.model.names.attention_output:
