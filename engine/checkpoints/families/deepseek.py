@@ -11,7 +11,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
 from .glm import guessing_parts, read_experts
-from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation
+from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation, require_one_of
 from .sparse_layers import with_listed_layers
 
 
@@ -24,10 +24,10 @@ def read_deepseek_v2(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _v2_experts(raw: Raw) -> MoeConfig:
-    _require(raw, "scoring_func", "softmax")
-    _require(raw, "topk_method", "greedy", "group_limited_greedy")
+    require_one_of(raw, "scoring_func", "softmax")
+    require_one_of(raw, "topk_method", "greedy", "group_limited_greedy")
     # What it would be multiplied by then, transformers, vLLM and DeepSeek's own code do not agree on.
-    _require(raw, "norm_topk_prob", False)
+    require_one_of(raw, "norm_topk_prob", False)
     if raw.get("topk_method") != "group_limited_greedy":
         raw = {**raw, "n_group": None}
     experts = read_experts(raw, first_dense=0, normalises=False)
@@ -36,14 +36,14 @@ def _v2_experts(raw: Raw) -> MoeConfig:
 
 def read_deepseek_v3(folder: Path, raw: Raw) -> ModelShape:
     """DeepSeek-V3, R1 and V3.1, Kimi K2 and Moonlight: experts that sigmoids choose, in groups (arXiv 2412.19437)."""
-    _require(raw, "scoring_func", "sigmoid")
-    _require(raw, "topk_method", "noaux_tc")
+    require_one_of(raw, "scoring_func", "sigmoid")
+    require_one_of(raw, "topk_method", "noaux_tc")
     return replace(_read(folder, raw), moe=read_experts(raw, first_dense=3, normalises=True))
 
 
 def read_glm4_moe_lite(folder: Path, raw: Raw) -> ModelShape:
     """GLM-4.7-Flash: DeepSeek-V3 in small."""
-    _require(raw, "topk_method", "noaux_tc")
+    require_one_of(raw, "topk_method", "noaux_tc")
     moe = read_experts(raw, first_dense=1, normalises=True)
     return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=with_listed_layers(moe, raw))
 
@@ -104,9 +104,3 @@ def _growth(raw: Raw) -> float:
     if (scaling.get("rope_type") or scaling.get("type") or "default") == "default" or not share:
         return 1.0
     return 1 + 0.1 * share * math.log(max(1.0, float(scaling["factor"])))
-
-
-def _require(raw: Raw, field: str, *allowed: object) -> None:
-    """Where the config says nothing it is the first."""
-    if (found := raw.get(field, allowed[0])) not in allowed:
-        raise ModelError(f"{field} is {found!r}; supported: {', '.join(map(repr, allowed))}")

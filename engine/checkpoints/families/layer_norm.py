@@ -10,7 +10,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
-from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation
+from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation, require_one_of
 from .sliding_windows import read_windows, sliding_layers
 from .sparse_layers import with_listed_layers
 
@@ -71,8 +71,8 @@ def read_cohere2_moe(folder: Path, raw: Raw) -> ModelShape:
 
 def _cohere_experts(raw: Raw, num_dense: int) -> MoeConfig:
     """Chosen by their logits. `num_dense`: how many layers have none."""
-    _require(raw, "expert_selection_fn", "softmax", "sigmoid")
-    _require(raw, "shared_expert_combination_strategy", "average", "sum")
+    require_one_of(raw, "expert_selection_fn", "softmax", "sigmoid")
+    require_one_of(raw, "shared_expert_combination_strategy", "average", "sum")
     inner, num_shared = int(raw["intermediate_size"]), int(raw.get("num_shared_experts") or 0)
     are_sigmoids = raw.get("expert_selection_fn") == "sigmoid"
     share = 0.5 if num_shared and raw.get("shared_expert_combination_strategy", "average") == "average" else 1.0
@@ -91,11 +91,6 @@ def _cohere_experts(raw: Raw, num_dense: int) -> MoeConfig:
         routed_scaling_factor=share,
         shared_scaling_factor=share,
     )
-
-
-def _require(raw: Raw, field: str, *allowed: str) -> None:
-    if (found := raw.get(field, allowed[0])) not in allowed:
-        raise ModelError(f"{field} is {found!r}; supported: {', '.join(allowed)}")
 
 
 def read_stablelm(folder: Path, raw: Raw) -> ModelShape:

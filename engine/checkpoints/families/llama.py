@@ -221,6 +221,12 @@ def require_activation(raw: Raw, field: str, expected: str) -> None:
         raise ModelError(f"unsupported {field} {found!r}; supported: {expected}")
 
 
+def require_one_of(raw: Raw, field: str, *allowed: object) -> None:
+    """Where the config says nothing it is the first."""
+    if (found := raw.get(field, allowed[0])) not in allowed:
+        raise ModelError(f"{field} is {found!r}; supported: {', '.join(map(repr, allowed))}")
+
+
 def context_length(raw: Raw, rope: RopeConfig) -> int:
     """How many positions the model knows. A config stretched by YaRN may still give the number before that."""
     own = int(raw["max_position_embeddings"])

@@ -94,11 +94,15 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ("ExaoneMoeForCausalLM", {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
         ("MellumForCausalLM", {**MIXTURE, "layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries for 3 layers"),
-        ("Cohere2MoeForCausalLM", {"expert_selection_fn": "topk"}, "expert_selection_fn is 'topk'; supported: softmax"),
+        (
+            "Cohere2MoeForCausalLM",
+            {"expert_selection_fn": "topk"},
+            "expert_selection_fn is 'topk'; supported: 'softmax'",
+        ),
         (
             "Cohere2MoeForCausalLM",
             {"shared_expert_combination_strategy": "gate"},
-            "combination_strategy is 'gate'; supported: average, sum",
+            "combination_strategy is 'gate'; supported: 'average', 'sum'",
         ),
         ("NemotronForCausalLM", {"hidden_act": "silu"}, "unsupported hidden_act 'silu'; supported: relu2"),
     ],
