@@ -14,7 +14,7 @@ from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
 from ..state_layers import Mamba2Config
 from .layer_types import read_layer_types
-from .llama import read_granite, read_llama, read_plain, require_activation
+from .llama import read_granite, read_llama, read_plain, read_rotary_dim, require_activation
 from .mixtures import experts_in_each_layer, granite_naming
 
 # As IBM's models call them, and as Nemotron does.
@@ -65,10 +65,9 @@ def read_bamba(folder: Path, raw: Raw) -> ModelShape:
     plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
     attends = set(raw.get("attn_layer_indices") or ())
     layers = tuple(index not in attends for index in range(plain.num_hidden_layers))
-    share = float((raw.get("rope_parameters") or {}).get("partial_rotary_factor", 0.5))
     return replace(
         plain,
-        rotary_dim=int(plain.head_dim * share),
+        rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.5),
         names=DecoderNames(
             final_norm="model.final_layernorm",
             layer_norms=("input_layernorm", "pre_ff_layernorm"),
