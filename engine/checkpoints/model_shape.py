@@ -208,15 +208,18 @@ class QueryGrowth:
 
 @dataclass(frozen=True)
 class DecoderNames:
-    """What a checkpoint calls the parts of a decoder. `layer_norms`: a layer's, in the order in which they come."""
+    """What a checkpoint calls the parts of a decoder; the last three are below `attention`.
+
+    `layer_norms`: a layer's, in the order in which they come.
+    """
 
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
     final_norm: str = "model.norm"
     head: str = "lm_head"
     layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    attention: str = "self_attn"
     mlp: MlpNames = MlpNames()
+    attention: str = "self_attn"
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"
     attention_output: str = "o_proj"
