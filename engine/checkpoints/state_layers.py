@@ -48,6 +48,11 @@ class StateLayersConfig(ABC):
 
     @property
     @abstractmethod
+    def conv_name(self) -> str:
+        """What `config.json` calls `conv_width`."""
+
+    @property
+    @abstractmethod
     def divided_size(self) -> tuple[str, int]:
         """Of what several GPUs have a part each: how many there are, and its name in `config.json`."""
 
@@ -80,6 +85,8 @@ class StateLayersConfig(ABC):
         for name, size in self.sizes.items():
             if size < 1:
                 raise ModelError(f"{name} must be at least 1, not {size}")
+        if self.conv_width < 2:
+            raise ModelError(f"{self.conv_name} must be at least 2, not {self.conv_width}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +130,10 @@ class GatedDeltaNetConfig(StateLayersConfig):
         }
 
     @property
+    def conv_name(self) -> str:
+        return "linear_conv_kernel_dim"
+
+    @property
     def divided_size(self) -> tuple[str, int]:
         # Of its other heads there are so many for each of these.
         return "linear_num_key_heads", self.num_key_heads
@@ -164,8 +175,6 @@ class GatedDeltaNetConfig(StateLayersConfig):
             raise ModelError(
                 f"linear_num_value_heads {self.num_heads} is no multiple of linear_num_key_heads {self.num_key_heads}"
             )
-        if self.conv_width < 2:
-            raise ModelError(f"linear_conv_kernel_dim must be at least 2, not {self.conv_width}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +215,12 @@ class Mamba2Config(StateLayersConfig):
 
     @property
     def sizes(self) -> dict[str, int]:
-        numbers = (self.num_heads, self.head_dim, self.num_groups, self.state_dim, self.conv_width)
-        return dict(zip(self.number_names, numbers, strict=True))
+        numbers = (self.num_heads, self.head_dim, self.num_groups, self.state_dim)
+        return dict(zip(self.number_names[:-1], numbers, strict=True))
+
+    @property
+    def conv_name(self) -> str:
+        return self.number_names[-1]
 
     @property
     def divided_size(self) -> tuple[str, int]:
@@ -243,8 +256,6 @@ class Mamba2Config(StateLayersConfig):
         if self.num_heads % self.num_groups:
             heads, _, groups, *_ = self.number_names
             raise ModelError(f"{heads} {self.num_heads} is no multiple of {groups} {self.num_groups}")
-        if self.conv_width < 2:
-            raise ModelError(f"{self.number_names[4]} must be at least 2, not {self.conv_width}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +279,10 @@ class ShortConvConfig(StateLayersConfig):
         return {"hidden_size": self.size}
 
     @property
+    def conv_name(self) -> str:
+        return "conv_L_cache"
+
+    @property
     def divided_size(self) -> tuple[str, int]:
         return "hidden_size", self.size
 
@@ -285,8 +300,3 @@ class ShortConvConfig(StateLayersConfig):
 
     def share(self, size: int) -> Self:
         return replace(self, size=self.size // size)
-
-    def check(self) -> None:
-        super().check()
-        if self.conv_width < 2:
-            raise ModelError(f"conv_L_cache must be at least 2, not {self.conv_width}")
