@@ -54,8 +54,7 @@ class Attention:
         self.head_gates = blank.linear(["gate_proj"], [heads], config.hidden_size) if config.has_head_gates else None
         self._output_name = config.names.attention_output
         self.output = blank.linear([self._output_name], [config.hidden_size], query_size, config.output_bias)
-        sinks = torch.empty(heads, dtype=blank.dtype, device=blank.device)
-        self._loaded_sinks = sinks if config.has_sinks else None
+        self._loaded_sinks = torch.empty(heads, dtype=blank.dtype, device=blank.device) if config.has_sinks else None
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
 

@@ -31,6 +31,8 @@ _UNREAD_SUFFIXES = (
     *(".input_scale", ".input_zero_point", ".output_scale", "activation_scale"),
     *(".weight_zero_point", ".g_idx", ".weight_shape", ".input_global_scale"),
 )
+# In the place of keys and values, of layers that keep nothing.
+_NOTHING = (torch.empty(0), torch.empty(0))
 
 
 class Decoder:
@@ -231,12 +233,11 @@ class Decoder:
         # Where there is one row, it is both.
         of_groups = [list(zip(cache[0].unbind(), cache[-1].unbind(), strict=True)) for cache in kv_caches]
         of_others = iter(()) if states is None else zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
-        nothing = (torch.empty(0), torch.empty(0))
         for index, place in enumerate(self._kv_places):
             if place is not None:
                 yield of_groups[place[0]][place[1]]
             else:
-                yield next(of_others) if self.config.has_state(index) else nothing
+                yield next(of_others) if self.config.has_state(index) else _NOTHING
 
     def _opening(self, token_ids: Tensor) -> Tensor:
         if self.stage.is_first:
