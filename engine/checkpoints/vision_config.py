@@ -171,6 +171,7 @@ def read_scale(folder: Path, published: ImageScale) -> ImageScale:
 
 
 def image_processor(folder: Path) -> Mapping[str, Any]:
+    """What the folder says of how images are made ready; nothing where it does not."""
     if (file := folder / "preprocessor_config.json").is_file():
         return read_json_object(file)
     if (file := folder / "processor_config.json").is_file():

@@ -27,7 +27,7 @@ class _RuleCall(ctypes.Structure):
 
 
 class _NormCall(ctypes.Structure):
-    """The same as `NormCall` there."""
+    """The same as `NormCall` in kernels/native/src/gated_norms_call.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "gate", "weight", "output")),

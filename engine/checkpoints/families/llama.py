@@ -148,6 +148,7 @@ def read_ministral3(folder: Path, raw: Raw) -> ModelShape:
 
 
 def read_query_growth(raw: Raw, rope: RopeConfig) -> QueryGrowth | None:
+    """How queries grow beyond the context that the model was first trained for, which `rope` knows."""
     beta = (raw.get("rope_parameters") or {}).get("llama_4_scaling_beta")
     return QueryGrowth(float(beta), rope.original_max_position_embeddings) if beta else None
 
