@@ -69,9 +69,12 @@ def answers(engine: Engine, asked: list[Request]) -> dict[str, list[int]]:
     return {request_id: token_ids(events) for request_id, events in run_all(engine, asked).items()}
 
 
-@pytest.mark.parametrize("name", WITH_STATES)
+# Each model is shared in both ways at once, and Qwen3.5 in each by itself too.
+@pytest.mark.parametrize(
+    ("name", "way"), [*((name, "both") for name in WITH_STATES), ("qwen3.5", "tensor"), ("qwen3.5", "pipeline")]
+)
 def test_a_shared_prompt_is_computed_once(folders, name, way):
-    alone, shared = load(folders[name]), load(folders[name], **way)
+    alone, shared = load(folders[name]), load(folders[name], **WAYS[way])
     expected = run_all(alone, requests())
     found = run_all(shared, requests())
     shared.close()
