@@ -189,7 +189,7 @@ WITH_STATES: dict[str, dict[str, Any]] = {
     },
     "nemotron-h": {
         "architectures": ["NemotronHForCausalLM"],
-        "hybrid_override_pattern": "M*EM*-",
+        "hybrid_override_pattern": "M*EM-*",
         "mamba_num_heads": 8,
         "mamba_head_dim": 20,
         "n_groups": 4,

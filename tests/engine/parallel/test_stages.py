@@ -165,6 +165,12 @@ def test_a_stage_without_states_or_without_keys_and_values_is_refused(tmp_path):
         ConfigError, match=r"pipeline_parallel_size=3 leaves a stage of .* without layers of both kinds"
     ):
         require_parallel(config, 1, 3)
+    # An MLP by itself is of neither kind.
+    nemotron = ModelConfig.from_pretrained(
+        write_model(tmp_path / "nemotron", "nemotron-h", hybrid_override_pattern="M*M-")
+    )
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 leaves a stage of"):
+        require_parallel(nemotron, 1, 2)
 
 
 @pytest.mark.parametrize(
