@@ -28,7 +28,9 @@ class MoeNames:
     """What a checkpoint calls a mixture, below its layer, and its parts.
 
     `expert`: the parts of each expert, where they are listed one by one; `stacked`: both projections of all of them,
-    where each is one tensor; `latents`: what makes latents of tokens, and tokens of latents.
+    where each is one tensor; `latents`: what makes latents of tokens, and tokens of latents. `layout`: whether they are
+    listed or stacked; "either" where quantisers, and some versions of transformers, list what is published stacked.
+    `has_outputs_first`: of what is stacked outputs come before inputs, as in any matrix.
     """
 
     mixture: str = "mlp"
@@ -38,6 +40,8 @@ class MoeNames:
     correction: str = "gate.e_score_correction_bias"
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     latents: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
+    layout: Literal["listed", "stacked", "either"] = "listed"
+    has_outputs_first: bool = False
 
 
 _MIXTRAL = MoeNames("block_sparse_moe", MlpNames(("w1", "w3"), "w2"))
@@ -62,18 +66,22 @@ MoeNaming = Literal[
 _MOE_NAMES: dict[MoeNaming, MoeNames] = {
     "mixtral": _MIXTRAL,
     "qwen": MoeNames(),
-    "qwen-stacked": MoeNames(),
+    "qwen-stacked": MoeNames(layout="either"),
     "glm": MoeNames(shared="shared_experts"),
-    "mistral4": MoeNames(shared="shared_experts"),
+    "mistral4": MoeNames(shared="shared_experts", layout="either", has_outputs_first=True),
     "exaone": MoeNames(shared="shared_experts", correction="e_score_correction_bias"),
     "hy3": MoeNames(shared="shared_mlp", router="router.gate", correction="expert_bias"),
     "ernie": MoeNames(shared="shared_experts", correction="moe_statics.e_score_correction_bias"),
     "minimax": replace(_MIXTRAL, correction="e_score_correction_bias"),
     "granite": MoeNames(
-        "block_sparse_moe", router="router.layer", stacked=("input_linear.weight", "output_linear.weight")
+        "block_sparse_moe",
+        router="router.layer",
+        stacked=("input_linear.weight", "output_linear.weight"),
+        layout="stacked",
+        has_outputs_first=True,
     ),
     "hunyuan": MoeNames(shared="shared_mlp", router="gate.wg"),
-    "gpt-oss": MoeNames(router="router"),
+    "gpt-oss": MoeNames(router="router", layout="stacked"),
     # Beside an MLP that all tokens have, and not around it.
     "granite4": MoeNames(
         "",
@@ -81,10 +89,12 @@ _MOE_NAMES: dict[MoeNaming, MoeNames] = {
         shared="shared_mlp",
         router="block_sparse_moe.router.layer",
         stacked=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        layout="stacked",
+        has_outputs_first=True,
     ),
     "nemotron_h": MoeNames("mixer", MlpNames(("up_proj",)), shared="shared_experts"),
     # Beside an MLP, and not within it.
-    "gemma4": MoeNames("", router="router.proj"),
+    "gemma4": MoeNames("", router="router.proj", layout="either", has_outputs_first=True),
     "lfm2": MoeNames("feed_forward", MlpNames(("w1", "w3"), "w2"), correction="expert_bias"),
 }
 

@@ -20,7 +20,7 @@ from ...kernels.moe import (
     mix_stacked_experts,
     stack_experts,
 )
-from ..checkpoints.model_config import MoeConfig
+from ..checkpoints.model_config import ModelConfig, MoeConfig
 from ..checkpoints.model_shape import MoeNames
 from ..checkpoints.weight_files import holds_tensor
 from ..checkpoints.weights import WeightSlot
@@ -102,7 +102,7 @@ class ExpertsMlp(Mixture):
         super().__init__(
             router.linear([moe.names.router], [moe.num_experts], hidden_size, quantizable=False),
             self._matrices.experts(ACTIVATIONS[blank.config.activation]) if self._matrices else self._listed,
-            GATES[ACTIVATIONS[blank.config.activation]] if blank.config.is_gated else SquaredRelu(),
+            _gate(blank.config),
         )
         self._correction = (
             torch.zeros(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
@@ -121,13 +121,12 @@ class ExpertsMlp(Mixture):
             self._moe.are_sigmoids,
             ExpertGroups(self._moe.num_groups, self._moe.num_chosen_groups),
         )
-        mixed = self.mix(x, ids, shares) if self._latents is None else self._of_latents(x, self._latents, ids, shares)
+        mixed = self.mix(x if self._latents is None else self._latents.of_tokens(x), ids, shares)
+        if self._latents is not None:
+            mixed = self._latents.tokens(mixed)
         if self.shared is not None:
             mixed = torch.add(mixed, self.shared(x), alpha=self._moe.shared_scaling_factor)
         return self._ranks.sum(mixed)
-
-    def _of_latents(self, x: Tensor, latents: "Latents", ids: Tensor, shares: Tensor) -> Tensor:
-        return latents.tokens(self.mix(latents.of_tokens(x), ids, shares))
 
     def projections(self) -> Iterator[Linear]:
         yield from super().projections()
@@ -158,14 +157,19 @@ def new_feed_forward(blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | E
     return ExpertsMlp(blank, moe) if moe is not None and moe.sparse_layers[index] else new_mlp(blank)
 
 
+def _gate(config: ModelConfig) -> ExpertGate:
+    """What experts have between their products."""
+    if config.is_gated:
+        return GATES[ACTIVATIONS[config.activation]]
+    assert config.activation == "relu2", "of experts without gates no other is known"
+    return SquaredRelu()
+
+
 def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
-    """Who quantises experts mostly writes each for itself, and so does transformers where it saves some families."""
-    if moe.naming in ("granite", "granite4"):
-        return True
+    if moe.names.layout != "either":
+        return moe.names.layout == "stacked"
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
-    if moe.naming not in ("qwen-stacked", "mistral4", "gemma4"):
-        return False
     if quantization is not None and quantization.scheme([first]) is not None:
         return holds_tensor(blank.config.path, f"{blank.prefix}{moe.names.stacked[1]}")
     return not holds_tensor(blank.config.path, f"{first}.weight")

@@ -107,10 +107,9 @@ class StackedMatrices(NamedTuple):
         """blank: of the mixture."""
         number, hidden, inner = moe.num_experts, blank.config.hidden_size, moe.intermediate_size
         shapes = ((number, 2 * inner, hidden), (number, hidden, inner))
-        has_outputs_first = moe.naming in ("granite", "granite4", "mistral4", "gemma4")
         return cls(
             *(
-                ExpertMatrices(blank, name, shape, has_biases, has_outputs_first)
+                ExpertMatrices(blank, name, shape, has_biases, moe.names.has_outputs_first)
                 for name, shape in zip(moe.names.stacked, shapes, strict=True)
             )
         )

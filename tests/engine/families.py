@@ -8,7 +8,6 @@ import torch
 from transformers import (
     ApertusConfig,
     ArceeConfig,
-    BambaConfig,
     Cohere2Config,
     Cohere2MoeConfig,
     CohereConfig,
@@ -35,9 +34,6 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    Lfm3Config,
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
@@ -46,17 +42,13 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
-    NemotronHConfig,
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
-    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     SolarOpenConfig,
@@ -64,6 +56,8 @@ from transformers import (
     Starcoder2Config,
     YoutuConfig,
 )
+
+from .state_families import STATE_MAKERS
 
 VOCAB_SIZE = 307
 _HEAD_DIM = 12
@@ -496,118 +490,13 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-# Of layers of which most have a state: tests/engine/models/test_layers_with_states.py has them.
-STATE_SIZES = {
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
-}
-_EXPERTS = {
-    "moe_intermediate_size": 37,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "shared_expert_intermediate_size": 45,
-}
-# The 12 heads of 12 numbers, or of 16 on a GPU, that Mamba makes of twice the hidden size.
-_MAMBA_SIZES = {"mamba_n_heads": 12, "mamba_d_state": 20, "mamba_n_groups": 2, "mamba_chunk_size": 8}
-_NEMOTRON_H_SIZES = {
-    "head_dim": 16,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 20,
-    "ssm_state_size": 24,
-    "n_groups": 3,
-    "n_routed_experts": 9,
-    "num_experts_per_tok": 3,
-    "n_group": 3,
-    "topk_group": 2,
-    "moe_intermediate_size": 37,
-    "moe_shared_expert_intermediate_size": 45,
-    "routed_scaling_factor": 1.7,
-    # As published ones, whose steps have no least length; transformers has this one for prompts, and none for answers.
-    "time_step_min": 1e-30,
-}
-_WITH_STATES_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "qwen3-next": lambda sizes: Qwen3NextConfig(**sizes | STATE_SIZES, **_EXPERTS, mlp_only_layers=[1]),
-    "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | STATE_SIZES, tie_word_embeddings=False),
-    "qwen3.5-moe": lambda sizes: Qwen3_5MoeTextConfig(
-        **{name: size for name, size in (sizes | STATE_SIZES).items() if name != "intermediate_size"}, **_EXPERTS
-    ),
-    "granite4-h": lambda sizes: GraniteMoeHybridConfig(
-        **sizes,
-        **_MAMBA_SIZES,
-        num_local_experts=0,
-        shared_intermediate_size=77,
-        layer_types=["mamba", "attention", "mamba"],
-        embedding_multiplier=1.5,
-        attention_multiplier=0.4,
-        residual_multiplier=0.7,
-        logits_scaling=3.0,
-    ),
-    "granite4-h-moe": lambda sizes: GraniteMoeHybridConfig(
-        **sizes,
-        **_MAMBA_SIZES | {"mamba_n_groups": 1},
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        shared_intermediate_size=77,
-        layer_types=["mamba", "attention", "mamba"],
-        mamba_proj_bias=True,
-        attention_multiplier=0.4,
-        residual_multiplier=0.7,
-    ),
-    "bamba": lambda sizes: BambaConfig(
-        **sizes, **_MAMBA_SIZES, attn_layer_indices=[1], mamba_conv_bias=False, time_step_limit=(0.3, 1.1)
-    ),
-    "nemotron-h": lambda sizes: NemotronHConfig(
-        **{name: size for name, size in sizes.items() if name != "num_hidden_layers"},
-        **_NEMOTRON_H_SIZES,
-        layers_block_type=["mamba", "moe", "mamba", "attention", "mlp"],
-    ),
-    "nemotron-h-latents": lambda sizes: NemotronHConfig(
-        **{name: size for name, size in sizes.items() if name != "num_hidden_layers"},
-        **_NEMOTRON_H_SIZES | {"n_groups": 1},
-        moe_latent_size=26,
-        use_bias=True,
-        layers_block_type=["attention", "moe", "mamba", "mamba", "moe"],
-    ),
-    "lfm2": lambda sizes: Lfm2Config(
-        **sizes, full_attn_idxs=[1], conv_bias=True, block_multiple_of=16, tie_word_embeddings=False
-    ),
-    "lfm2-moe": lambda sizes: Lfm2MoeConfig(
-        **sizes,
-        layer_types=["full_attention", "conv", "conv"],
-        moe_intermediate_size=37,
-        num_experts=6,
-        num_experts_per_tok=2,
-        num_dense_layers=1,
-        routed_scaling_factor=1.7,
-        tie_word_embeddings=False,
-    ),
-    "lfm3": lambda sizes: Lfm3Config(
-        **sizes,
-        **PHI3_TOKENS,
-        bos_token_id=0,
-        head_dim=16,
-        layer_types=["conv", "sliding_attention", "full_attention"],
-        sliding_window=21,
-        rope_parameters={
-            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-            "full_attention": {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.75},
-        },
-        tie_word_embeddings=False,
-    ),
-}
-
-
 @cache
 def families(device: torch.device) -> dict[str, Any]:
     """`FAMILIES`, `FURTHER` and `WITH_STATES`, but of the sizes that tests on this device have."""
     sizes = odd_sizes(device)
-    return {name: make(sizes) for name, make in (_MAKERS | _FURTHER_MAKERS | _WITH_STATES_MAKERS).items()}
+    return {name: make(sizes) for name, make in (_MAKERS | _FURTHER_MAKERS | STATE_MAKERS).items()}
 
 
 FAMILIES = {name: families(torch.device("cpu"))[name] for name in _MAKERS}
-WITH_STATES = {name: families(torch.device("cpu"))[name] for name in _WITH_STATES_MAKERS}
+WITH_STATES = {name: families(torch.device("cpu"))[name] for name in STATE_MAKERS}
 FURTHER = {name: families(torch.device("cpu"))[name] for name in _FURTHER_MAKERS}

@@ -44,8 +44,9 @@ from headrace.kernels.linear.int8 import Int8Product
 from headrace.kernels.native import has_avx512, native_library
 
 from ..conftest import greedy, save_random_model
-from ..families import FAMILIES, ODD_SIZES, PHI3_TOKENS, STATE_SIZES, WITH_STATES
+from ..families import FAMILIES, ODD_SIZES, PHI3_TOKENS, WITH_STATES
 from ..running import greedy_params, run_all, token_ids
+from ..state_families import STATE_SIZES
 from .gguf_files import GgufFile, write_gguf
 
 CPU = torch.device("cpu")

@@ -30,6 +30,7 @@ from headrace.engine.errors import ConfigError, ModelError
 from headrace.kernels.native import native_library
 
 from ..conftest import save_random_model
+from .quantization_configs import AWQ, BYTE, GPTQ, HEAD, INT4, MIXED, MODELOPT, NVFP4, compressed
 from .quantized_formats import FP8, Tensors, Writer, awq, gptq, modelopt_fp8, nvfp4, packed, scaled
 
 # Sizes that are multiples of eight, which words hold, and not of blocks or, but for the hidden size, of groups.
@@ -104,42 +105,6 @@ LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
 OF_LATENTS = r"model\.layers\..*(proj|mqa)$"
 # Of layers with states all but what their steps' sizes come from.
 WITH_STATES = r"model\.layers\..*(proj|in_proj_qkv|in_proj_z)$"
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}
-BYTE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
-
-
-def compressed(form: str, weights: dict[str, Any], ignore: list[str], **changes: Any) -> dict[str, Any]:
-    inputs = (
-        None if form == "pack-quantized" else {**BYTE, "type": weights["type"], "strategy": "token", "dynamic": True}
-    )
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ignore,
-        "kv_cache_scheme": None,
-        **changes,
-    }
-
-
-HEAD = ["lm_head"]
-MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt"}, "ignore": HEAD}
-NVFP4 = {**MODELOPT, "quant_algo": "NVFP4", "group_size": 16, "ignore": [*HEAD, "*.down_proj"]}
-MIXED = {
-    **MODELOPT,
-    "quant_algo": "MIXED_PRECISION",
-    "quantized_layers": {
-        "mtp.layers.0.mlp.experts": {"quant_algo": "FP8_BLOCK_SCALES"},
-        "lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
-        "model.layers.1.block_sparse_moe.experts": {"quant_algo": "NVFP4", "group_size": 16},
-        **{f"model.layers.0.self_attn.{name}_proj": {"quant_algo": "FP8"} for name in "qkvo"},
-    },
-    "ignore": ["mtp*"],
-}
 
 
 def mixed(weight: Tensor) -> tuple[Tensors, Tensor]:
@@ -471,91 +436,6 @@ def test_what_does_not_fit_is_named(name, damage, message, pair):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelError, match=message):
         load(folder)
-
-
-INT8_GROUP = compressed("int-quantized", {**BYTE, "type": "int"}, HEAD)["config_groups"]["group_0"]
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "method": (
-        {"quant_method": "bitsandbytes"},
-        "quant_method is 'bitsandbytes'; supported: gptq, awq, fp8, compressed",
-    ),
-    "no method": ({"bits": 4}, "quant_method is None; supported: gptq"),
-    "gptq bits": ({**GPTQ, "bits": 8}, "quantization_config (gptq): bits is 8; supported: 4"),
-    "no bits": ({"quant_method": "gptq"}, "bits is None; supported: 4"),
-    "gptq format": ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported: gptq, gptq_v2"),
-    "group size": ({**GPTQ, "group_size": 16}, "group_size is 16; supported: multiples of 32, or -1"),
-    "dynamic": ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic has the rule '+:.*'; supported: rules that leave"),
-    "awq version": ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: gemm, GEMM"),
-    "awq zeros": ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
-    "fp8 kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: e4m3"),
-    "wide int4": (
-        compressed("pack-quantized", {**INT4, "num_bits": 8}, HEAD),
-        "config_groups.group_0 has the format pack-quantized, 8-bit int weights and no input_activations; supported: ",
-    ),
-    "weights alone": (
-        compressed(
-            "int-quantized",
-            {**BYTE, "type": "int"},
-            HEAD,
-            config_groups={"g": {**INT8_GROUP, "input_activations": None}},
-        ),
-        "config_groups.g has the format int-quantized, 8-bit int weights and no input_activations",
-    ),
-    "mixed bytes": (
-        compressed("float-quantized", BYTE, HEAD, config_groups={"g": {**INT8_GROUP, "weights": BYTE}}),
-        "8-bit float weights and input_activations; supported",
-    ),
-    "strategy": (
-        compressed("pack-quantized", {**INT4, "strategy": "tensor_group"}, HEAD),
-        "config_groups.group_0.weights.strategy is 'tensor_group'; supported: group, channel",
-    ),
-    "asymmetric int8": (
-        compressed("int-quantized", {**BYTE, "type": "int", "symmetric": False}, HEAD),
-        "config_groups.group_0.weights.symmetric is false for 8 bits; supported: true",
-    ),
-    "modelopt algorithm": (
-        {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
-        "quant_algo is 'NVFP4_AWQ'; supported: FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MIXED_P",
-    ),
-    "modelopt layer": (
-        {**MIXED, "quantized_layers": {"model.layers.0.mlp": {"quant_algo": "W4A8_AWQ"}}},
-        "quantization_config (modelopt): quantized_layers.model.layers.0.mlp.quant_algo is 'W4A8_AWQ'; supported: FP8",
-    ),
-    "modelopt group size": ({**NVFP4, "group_size": 32}, "group_size is 32; supported: 16"),
-    "modelopt group size of a layer": (
-        {**MIXED, "quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4", "group_size": 32}}},
-        "quantized_layers.model.layers.0.mlp.group_size is 32; supported: 16",
-    ),
-    "modelopt blocks": (
-        {**MODELOPT, "quant_algo": "FP8_PB_WO", "group_size": -1},
-        "group_size makes blocks of -1",
-    ),
-    "fp8 blocks": (
-        {"quant_method": "fp8", "weight_block_size": [0, 128]},
-        "weight_block_size makes blocks of 0",
-    ),
-    "modelopt keys": ({**NVFP4, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
-    "nvfp4 group size": (
-        compressed("nvfp4-pack-quantized", {**INT4, "type": "float"}, HEAD),
-        ".weights.group_size is 32; supported: 16",
-    ),
-    "sparsity": (
-        compressed("float-quantized", BYTE, HEAD, sparsity_config={"format": "sparse-24-bitmask"}),
-        "sparsity_config.format is 'sparse-24-bitmask'; supported: dense",
-    ),
-    "a missing field": ({"quant_method": "compressed-tensors", "format": "x"}, "has no field 'config_groups'"),
-    "a list that is none": ({**AWQ, "modules_to_not_convert": "gate"}, "field of the wrong kind: 'gate' is no list"),
-    "a pattern that is none": (compressed("pack-quantized", INT4, ["re:("]), "has a field of the wrong kind"),
-}
-
-
-@pytest.mark.parametrize(("quantization", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_at_the_config(quantization, message, base, tmp_path):
-    folder = Path(copytree(base("llama"), tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
-    with pytest.raises(ModelError, match=re.escape(message)):
-        ModelConfig.from_pretrained(folder)
 
 
 def test_modelopts_own_file_says_the_same(pair):

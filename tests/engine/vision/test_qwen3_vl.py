@@ -22,8 +22,8 @@ from headrace.engine.vision.prompt_images import PromptImage
 from headrace.kernels.native import native_library
 
 from ..lora.adapters import merged, save_adapter
+from ..quantization.quantization_configs import BYTE, compressed
 from ..quantization.quantized_formats import FP8, scaled
-from ..quantization.test_quantized_checkpoints import BYTE, compressed
 from ..running import run_all, token_ids
 from .seeing import Oracle, picture, png, save_qwen3_vl
 from .test_images_in_prompts import CAT, DOG, PROMPTS, answers, new_engine, num_encoded
