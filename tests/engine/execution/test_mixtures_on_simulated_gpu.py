@@ -11,6 +11,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     MixtralConfig,
+    NemotronHConfig,
     PretrainedConfig,
     Qwen2MoeConfig,
 )
@@ -69,6 +70,21 @@ MODELS: dict[str, PretrainedConfig] = {
         num_experts_per_tok=2,
         sliding_window=7,
         swiglu_limit=1.0,
+    ),
+    # Experts without gates, beside layers with Mamba-2's states.
+    "nemotron": NemotronHConfig(
+        **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
+        head_dim=16,
+        layers_block_type=["mamba", "moe", "attention"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=20,
+        time_step_min=1e-30,
     ),
 }
 

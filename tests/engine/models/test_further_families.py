@@ -140,6 +140,7 @@ def test_what_guesses_ahead_is_left_out(tmp_path):
     assert hy3.unread_parts == ("model.layers.3.",)
     assert (hy3.head_dim, hy3.ropes[0].theta) == (128, 11_158_840.0)
     assert read(tmp_path, "MellumForCausalLM", **MIXTURE).unread_parts == ("mtp.",)
+    assert read(tmp_path, "NemotronHForCausalLM", hybrid_override_pattern="M*").unread_parts == ("mtp.",)
     exaone = read(tmp_path, "ExaoneMoeForCausalLM", **MIXTURE, sliding_window=32)
     assert exaone.unread_parts == ("mtp.",)
     assert exaone.moe is not None
