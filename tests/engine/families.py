@@ -454,7 +454,7 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         attention_multiplier=0.4,
         residual_multiplier=0.7,
     ),
-    "youtu": lambda sizes: YoutuConfig(**sizes | _LATENT_ATTENTION, q_lora_rank=None, attention_bias=True),
+    "youtu": lambda sizes: YoutuConfig(**sizes | _LATENT_ATTENTION, q_lora_rank=24, attention_bias=True),
     "hy3": lambda sizes: HYV3Config(
         **sizes,
         **_TOKENS,
