@@ -74,8 +74,8 @@ def _is_assembled_rightly(device: torch.device) -> bool:
     return True
 
 
-def begins_early(device: torch.device) -> bool:
-    """Whether a kernel's programs may begin on a GPU while the kernel before it still runs, as was seen to pay."""
+def is_hopper(device: torch.device) -> bool:
+    """Whether a GPU is of the one generation that has its instructions and was measured."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _INTERPRETED_CAPABILITY
     return capability[0] == _HOPPER
 

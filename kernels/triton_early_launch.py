@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .device import begins_early
+from .device import is_hopper
 from .triton_assembler import cuda_of_driver
 
 # The first whose graphs know of such launches.
@@ -29,7 +29,8 @@ def early_launch(device: torch.device) -> dict[str, bool]:
     """
     # Without a GPU kernels are compiled, and nobody launches them.
     driver_can = device.type != "cuda" or cuda_of_driver() >= _FIRST_CUDA
-    is_early = begins_early(device) and driver_can and _triton_can()
+    # Where it was seen to pay.
+    is_early = is_hopper(device) and driver_can and _triton_can()
     return {"IS_EARLY": True, "launch_pdl": True} if is_early else {"IS_EARLY": False}
 
 
@@ -55,3 +56,19 @@ def wait_for_inputs(IS_EARLY: tl.constexpr):
     if IS_EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def let_next_begin(IS_EARLY: tl.constexpr):
+    """In place of `wait_for_inputs`, where the kernel before this one, which has waited, writes nothing that this one
+    touches: all kernels before that one are done. Such a kernel waits as the last thing that it does, `wait_at_end`.
+    """
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_at_end(IS_EARLY: tl.constexpr):
+    """See `let_next_begin`: the next kernel waits for this one alone."""
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()

@@ -13,6 +13,7 @@ from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
 from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
+from .hopper import launch_hopper_kernel, takes_hopper_kernel
 from .kernel_shapes import KernelShape, KernelShapes
 from .latent_values import are_parts
 from .metadata import AttentionMetadata
@@ -128,44 +129,50 @@ class _Launch:
         sliding_window: int | None,
         soft_cap: float | None,
     ) -> None:
-        plan, shape = self.plan, self.shape
+        given = {
+            **self._results(),
+            "query": self.query,
+            "key_cache": self.key_cache,
+            "value_cache": self.value_cache,
+            "items": self.plan.section(items),
+            "num_items": self.plan.section(f"num_{items}"),
+            "query_tokens": self.plan.section("query_tokens"),
+            "blocks": self.plan.section("blocks"),
+            "scale": scale * self.kv_scales.key,
+            "value_scale": self.kv_scales.value,
+            "soft_cap": soft_cap or 0.0,
+            "sliding_window": sliding_window or 0,
+            "num_kv_heads": self.shape.num_kv_heads,
+            "query_token_stride": self.query.stride(0),
+            "query_head_stride": self.query.stride(1),
+            "cache_block_stride": self.key_cache.stride(0),
+            "cache_slot_stride": self.key_cache.stride(1),
+            # Of a latent all heads see the one there is.
+            "cache_head_stride": 0 if self.shape.key_rest else self.key_cache.stride(2),
+            "GROUP": self.shape.group,
+            "BLOCK_SIZE": self.key_cache.shape[1],
+            "HAS_WINDOW": sliding_window is not None,
+            "HAS_SOFT_CAP": soft_cap is not None,
+            **early_launch(self.query.device),
+        }
+        if items == "wide" and takes_hopper_kernel(self.query, self.key_cache, self.value_cache, self.shape, kernel):
+            launch_hopper_kernel(given, self.query.device)
+            return
         grid = (num_processors(self.query.device) * kernel.programs_per_processor,)
         attend_kernel[grid](
-            **self._results(),
-            query=self.query,
-            key_cache=self.key_cache,
-            value_cache=self.value_cache,
-            items=plan.section(items),
-            num_items=plan.section(f"num_{items}"),
-            query_tokens=plan.section("query_tokens"),
-            blocks=plan.section("blocks"),
-            scale=scale * self.kv_scales.key,
-            value_scale=self.kv_scales.value,
-            soft_cap=soft_cap or 0.0,
-            sliding_window=sliding_window or 0,
-            num_kv_heads=shape.num_kv_heads,
-            query_token_stride=self.query.stride(0),
-            query_head_stride=self.query.stride(1),
-            cache_block_stride=self.key_cache.stride(0),
-            cache_slot_stride=self.key_cache.stride(1),
-            # Of a latent all heads see the one there is.
-            cache_head_stride=0 if shape.key_rest else self.key_cache.stride(2),
-            GROUP=shape.group,
-            KEY_REST=shape.key_rest,
-            PADDED_REST=max(next_power_of_2(shape.key_rest), _LEAST_PRODUCT),
-            BLOCK_SIZE=self.key_cache.shape[1],
+            **given,
+            KEY_REST=self.shape.key_rest,
+            PADDED_REST=max(next_power_of_2(self.shape.key_rest), _LEAST_PRODUCT),
             ROWS=kernel.rows,
             TILE=kernel.tile,
             HAS_WHOLE=items == "wide" and sliding_window is None and self._multiplies_for_long,
             IS_PAIRED=self._reads_pairs(),
-            HAS_WINDOW=sliding_window is not None,
-            HAS_SOFT_CAP=soft_cap is not None,
+            FOLLOWS_WIDE=items == "narrow" and "wide" in self.plan.launches,
             # Exact products in float32; TF32 would cost three digits.
-            PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
+            PRECISION="ieee" if self.shape.dtype == torch.float32 else "tf32",
             num_warps=kernel.num_warps,
             num_stages=kernel.num_stages,
             maxnreg=kernel.max_registers,
-            **early_launch(self.query.device),
         )
 
     @property

@@ -7,7 +7,7 @@ any mix of prefill chunks, decodes and shared prefixes. `plan.ITEM_FIELDS` says 
 import triton
 import triton.language as tl
 
-from ..triton_early_launch import wait_for_inputs
+from ..triton_early_launch import let_next_begin, wait_at_end, wait_for_inputs
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -55,15 +55,20 @@ def attend_kernel(
     HAS_LSE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    FOLLOWS_WIDE: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
 
     `HAS_WHOLE`: tiles that every row sees whole have a loop of their own, without masks; not worth its start where
     there are few. `IS_PAIRED`: values are of 8 bits, and read two at a time. `KEY_REST`: keys have so many numbers
-    behind those that are their values too; 0: values are others.
+    behind those that are their values too; 0: values are others. `FOLLOWS_WIDE`: the kernel before this one attends to
+    other items of the same plan.
     """
-    wait_for_inputs(IS_EARLY)
+    if FOLLOWS_WIDE:
+        let_next_begin(IS_EARLY)
+    else:
+        wait_for_inputs(IS_EARLY)
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, PADDED_DIM)
@@ -165,6 +170,8 @@ def attend_kernel(
             rows = partial_output + part[:, None] * HEAD_DIM + dim[None, :]
             tl.store(rows, attended.to(partial_output.dtype.element_ty), mask=is_entry)
             tl.store(partial_lse + part, row_lse, mask=is_row)
+    if FOLLOWS_WIDE:
+        wait_at_end(IS_EARLY)
 
 
 @triton.jit

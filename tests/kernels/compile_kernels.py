@@ -21,6 +21,7 @@ import triton
 from machine_code import describe, read_unwritten
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.runtime.jit import JITFunction
 
 from headrace.kernels import device, triton_assembler
@@ -46,7 +47,7 @@ from headrace.kernels.moe.stacked_experts import (
     PlainMatrices,
 )
 from headrace.kernels.norm_rotary import triton as norm_rotary
-from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.paged_attention import AttentionMetadata, hopper
 from headrace.kernels.paged_attention import triton as attention
 from headrace.kernels.recurrent_states import StateSlots
 from headrace.kernels.sampling import triton as sampling
@@ -138,14 +139,17 @@ def compile_instead(
     if not is_reported and alike in _compiled:
         return
     _compiled.add(alike)
-    source = ASTSource(kernel, signature, constants, attributes)
+    source_kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = source_kind(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", card.capability, 32), options=options)
     shapes = {name: value for name, value in arguments.items() if name.isupper()}
     types = [signature[parameter.name] for parameter in kernel.params if signature[parameter.name].startswith("*")]
     shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
     fuses = re.search(_FUSED_ROUNDING, compiled.asm["ptx"]) is not None
     about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types)), "fuses": fuses}
-    about |= {"waits_first": waits_first(compiled.asm["ptx"])} if options.get("launch_pdl") else {}
+    if options.get("launch_pdl"):
+        follows = arguments.get("FOLLOWS_WIDE", False)
+        about["waits"] = waits_at_end(compiled.asm["ptx"]) if follows else waits_first(compiled.asm["ptx"])
     unwritten = read_unwritten(compiled.asm["cubin"]) if "wgmma" in compiled.asm["ptx"] else []
     code = describe(compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared) if is_reported else {}
     print(json.dumps({**about, "unwritten": unwritten, **shared, **shapes, **code}), flush=True)
@@ -155,6 +159,12 @@ def waits_first(ptx: str) -> bool:
     """Whether it waits for the kernels before it, and touches no memory until then."""
     before, waits, _ = ptx.partition(_WAITS)
     return bool(waits) and re.search(_TOUCHES, before) is None
+
+
+def waits_at_end(ptx: str) -> bool:
+    """Whether it waits for the kernels before it, and touches no memory from then on."""
+    _, waits, after = ptx.partition(_WAITS)
+    return bool(waits) and re.search(_TOUCHES, after) is None
 
 
 def attend(
@@ -518,6 +528,7 @@ def main() -> None:
         vars(device)["_INTERPRETED_PROCESSORS"] = card.processors
         vars(device)["_INTERPRETED_CAPABILITY"] = divmod(card.capability, 10)
         early_launch.cache_clear()
+        hopper.hopper_kernel.cache_clear()
         device.shared_bytes.cache_clear()
         device.num_processors.cache_clear()
         JITFunction.run = partialmethod(compile_instead, card, arguments.report)

@@ -23,7 +23,7 @@ HOPPER, A100, ADA = 227 * 1024, 163 * 1024, 99 * 1024
 @pytest.mark.parametrize(
     ("head_dims", "narrow", "wide"),
     [
-        ((16, 64), KernelShape(16, 32, 1, 5, 8, 255), KernelShape(64, 128, 4, 5, 2, 255)),
+        ((16, 64), KernelShape(16, 32, 1, 5, 8, 255), KernelShape(128, 128, 8, 5, 1, 255)),
         ((80, 96, 128), KernelShape(16, 16, 1, 3, 8, 255), KernelShape(128, 128, 8, 5, 1, 255)),
         ((160, 256), KernelShape(16, 32, 2, 3, 4, 255), KernelShape(128, 64, 8, 3, 1, 255)),
     ],
