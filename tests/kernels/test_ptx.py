@@ -34,7 +34,7 @@ def test_an_instruction_that_is_not_known_is_named():
     for text in (
         "tanh.approx.f32 %r4, %r3",
         "add.sat.s32 %r4, %r3, 1",
-        "bar.sync 1, 64",
+        "bar.red.popc.u32 %r9, 0, %p1",
         "cvt.rn.s32.f32 %r9, %r3",
         "shfl.sync.idx.b32 %r9, %r3, 0, 31, 1",
     ):

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from .launch import parse
 from .program import Program
@@ -75,7 +76,8 @@ def _typed(value: Any) -> tuple[str, Any]:
 
 def compiled(kernel: Any, signature: Signature, capability: int, options: dict[str, Any]) -> tuple[Program, int]:
     """The program, and how many bytes its CTAs share."""
-    source = ASTSource(kernel, signature.types, signature.constants, signature.attributes)
+    source_type = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = source_type(kernel, signature.types, signature.constants, signature.attributes)
     triton.knobs.runtime.add_stages_inspection_hook = _leave_out_assembly
     try:
         result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -1,18 +1,15 @@
 """Who of a launch touches the same memory with nothing between that orders it: on a GPU nobody knows who comes first.
 
-Programs (CTAs) are ordered by atomics alone, of which one releases and a later one at that place acquires; parts of a
-program (warps) also by its barriers. What two write is refused even where it is the same number: it need not be for
-other inputs. An agent is a part of a program between two barriers, as a number; zero is nobody.
+What two write is refused even where it is the same number: it need not be for other inputs.
 """
 
 import mmap
 
 import numpy as np
 
+from .order import Order
 from .values import Array
 
-_MANY_PROGRAMS = -1
-_WARPS_TOGETHER = 4
 # From so many on, memory is not promised before it is touched.
 _LARGE_BYTES = 2**28
 # Linux's; of Python's `mmap` it is from 3.13 on.
@@ -23,79 +20,6 @@ _MAX_PENDING = 4096
 
 class ConflictError(RuntimeError):
     """Two have touched a place, one of them has written to it, and nobody knows in which order."""
-
-
-class Order:
-    """What comes before what (PTX ISA, 8.9). num_warps: of each program, which are its parts.
-
-    What four of them do together is done by one more: after it each of them may go on, but not it after one of them.
-    """
-
-    def __init__(self, num_programs: int, num_warps: int = 1) -> None:
-        self._num_programs, self._num_warps = num_programs, num_warps
-        self._several = num_warps + -(-num_warps // _WARPS_TOGETHER)
-        self._epochs = np.ones(num_programs, np.int64)
-        # Of each program, up to which epoch it knows what others did; and what one learns at an address.
-        self._heard: dict[int, dict[int, int]] = {}
-        self._told: dict[int, dict[int, int]] = {}
-
-    def agents(self, programs: Array | int, warps: Array | int = 0) -> Array:
-        return self._agents(self._epochs[programs], programs, warps)
-
-    def group_agents(self, programs: Array | int, groups: Array | int) -> Array:
-        """Of warps together."""
-        return self._agents(self._epochs[programs], programs, self._num_warps + groups)
-
-    def barrier(self, programs: Array | int) -> None:
-        """What these programs did is done for all of their parts."""
-        self._epochs[programs] += 1
-
-    def update(self, program: int, address: int, acquires: bool, releases: bool) -> None:
-        """An atomic."""
-        if acquires:
-            _learn(self._heard.setdefault(program, {}), self._told.get(address, {}))
-        if releases:
-            self.barrier(program)
-            told = self._told.setdefault(address, {})
-            _learn(told, self._heard.get(program, {}) | {program: int(self._epochs[program])})
-
-    def are_before(self, agents: Array, later: Array) -> Array:
-        """Whether what the first did is done for the others; nobody is before all."""
-        (epochs, programs, parts), (later_epochs, later_programs, later_parts) = self._split(agents), self._split(later)
-        are_together = (parts - self._num_warps == later_parts // _WARPS_TOGETHER) & (later_parts < self._num_warps)
-        are = (programs == later_programs) & ((epochs < later_epochs) | (parts == later_parts) | are_together)
-        if self._heard:
-            pairs = zip(later_programs.tolist(), programs.tolist(), strict=True)
-            are |= epochs < [self._heard.get(program, {}).get(other, 0) for program, other in pairs]
-        return ((agents != _MANY_PROGRAMS) & are) | (agents == 0)
-
-    def joined(self, agents: Array, others: Array) -> Array:
-        """One agent for both where the first is not before the other."""
-        (epochs, programs, _), (_, other_programs, _) = self._split(agents), self._split(others)
-        are_of_one = (programs == other_programs) & (agents != _MANY_PROGRAMS) & (others != _MANY_PROGRAMS)
-        several = np.where(are_of_one, self._agents(epochs, programs, self._several), _MANY_PROGRAMS)
-        return np.where(self.are_before(agents, others), others, several)
-
-    def said(self, agent: int) -> str:
-        if agent == _MANY_PROGRAMS:
-            return "several programs"
-        _, program, part = (int(each) for each in self._split(np.array(agent)))
-        if self._num_warps == 1:
-            return f"program {program}"
-        return f"warp {part} of program {program}" if part < self._num_warps else f"warps of program {program}"
-
-    def _agents(self, epochs: Array, programs: Array | int, parts: Array | int) -> Array:
-        return (epochs * self._num_programs + programs) * (self._several + 1) + parts
-
-    def _split(self, agents: Array) -> tuple[Array, Array, Array]:
-        programs, parts = np.divmod(agents, self._several + 1)
-        epochs, programs = np.divmod(programs, self._num_programs)
-        return epochs, programs, parts
-
-
-def _learn(known: dict[int, int], told: dict[int, int]) -> None:
-    for program, epoch in told.items():
-        known[program] = max(epoch, known.get(program, 0))
 
 
 class Accesses:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .conflicts import Order
-from .instructions import find
+from .instructions import find, settle
 from .memory import GlobalMemory
-from .program import Instruction, Label, Program
-from .threads import WARP, Threads
+from .order import Order
+from .program import Instruction, Place, Program
+from .threads import WARP, DivergenceError, Threads
 from .values import Array
 
 # Enough that numpy's calls cost little beside what they do.
@@ -20,48 +20,105 @@ _THREADS_AT_ONCE = 2048
 _NEVER = np.iinfo(np.int64).max
 
 
+class DeadlockError(DivergenceError):
+    """Threads wait for what nobody will do."""
+
+
 class Flow:
     """Which instruction is next, and for which threads: those that are the least far, so that all meet again."""
 
-    def __init__(self, threads: Threads) -> None:
-        self._threads = threads
+    def __init__(self, program: Program, threads: Threads) -> None:
+        self._program, self._threads = program, threads
+        # Which threads are to do each instruction, None for all; and at which others wait until they are woken.
+        self._fronts: dict[int, Array | None] = {0: None}
+        self._waiting: dict[int, Array] = {}
         self._position = 0
-        # While threads are apart.
-        self._positions: Array | None = None
 
     def next(self) -> int:
-        """Go on by one instruction; the threads that act are those that came to it."""
-        if self._positions is None:
-            self._threads.active = None
-            self._position += 1
-            return self._position - 1
-        first = int(self._positions.min())
-        active = self._positions == first
-        if active.all():
-            self._positions = None
-            self._position = first
-            return self.next() if first != _NEVER else first
-        self._positions[active] += 1
-        self._threads.active = active
-        return first
+        """Go on by one instruction; the threads that act are those that came to it. `_NEVER` when all have returned."""
+        if not self._fronts:
+            if not self._waiting:
+                return _NEVER
+            settle(self._threads)
+            self._wake()
+            if not self._fronts:
+                raise DeadlockError("; ".join(self._said(*each) for each in self._waiting.items()))
+        self._position = min(self._fronts)
+        self._threads.active = self._fronts.pop(self._position)
+        self._join(self._position + 1, self._threads.active)
+        return self._position
 
     def branch(self, target: int) -> None:
         """Threads that act go on there."""
+        self._leave()
+        self._join(target, self._threads.active)
+
+    def branch_by(self, indices: Array, targets: Sequence[int]) -> None:
+        """Each of them at the target it has the index of."""
         active = self._threads.active
-        if active is None:
-            self._position = target
-            return
-        if not active.any():
-            return
-        if self._positions is None:
-            self._positions = np.full(self._threads.count, self._position)
-        self._positions[active] = target
+        acting = np.ones(len(indices), bool) if active is None else active
+        for index in np.unique(indices[acting]):
+            self._threads.active = acting & (indices == index)
+            self.branch(targets[index])
 
     def end(self) -> None:
         """Threads that act have returned."""
         active = self._threads.active
         self._threads.ended |= True if active is None else active
-        self.branch(_NEVER)
+        self._leave()
+
+    def wait(self) -> None:
+        """Those that could not do the present instruction do it again once they are woken, by others' present one."""
+        threads = self._threads
+        if threads.parked is not None:
+            threads.active, threads.parked = threads.parked, None
+            self._leave()
+            held = self._waiting.get(self._position)
+            self._waiting[self._position] = threads.active if held is None else held | threads.active
+        self._wake()
+
+    def _wake(self) -> None:
+        woken, self._threads.woken = self._threads.woken, None
+        if woken is None:
+            return
+        for position, held in list(self._waiting.items()):
+            if (held & woken).any():
+                self._join(position, held & woken)
+                self._waiting[position] = held & ~woken
+                if not self._waiting[position].any():
+                    del self._waiting[position]
+
+    def _join(self, position: int, threads: Array | None) -> None:
+        if threads is not None and position in self._fronts:
+            held = self._fronts[position]
+            threads = None if held is None else held | threads
+        is_all = threads is None or threads.all()
+        if is_all or threads.any():
+            self._fronts[position] = None if is_all else threads
+
+    def _leave(self) -> None:
+        """Threads that act do not go on at the next instruction."""
+        held, active = self._fronts.pop(self._position + 1), self._threads.active
+        if active is None:
+            return
+        staying = ~active if held is None else held & ~active
+        if staying.any():
+            self._fronts[self._position + 1] = staying
+
+    def _said(self, position: int, waiting: Array) -> str:
+        """Who waits, and where."""
+        threads, instruction = self._threads, self._program.instructions[position]
+        where = ""
+        for operand in instruction.operands:
+            if isinstance(operand, Place):
+                bytes_ = np.unique(threads.addresses(operand, "shared")[waiting]).tolist()
+                where = f" at byte {', '.join(map(str, bytes_))} of shared memory"
+        who = sorted({threads.part(thread // WARP) for thread in np.flatnonzero(waiting).tolist()})
+        warps = "; ".join(
+            f"warps {', '.join(str(warp) for _, warp in parts)} of program {program}"
+            for program, parts in itertools.groupby(who, lambda part: part[0])
+        )
+        return f"{warps} wait in vain for {instruction.text}{where}"
 
 
 def parse(ptx: str) -> Program:
@@ -92,19 +149,22 @@ def launch(
 
 
 def run(program: Program, threads: Threads) -> None:
-    flow = Flow(threads)
+    flow = Flow(program, threads)
     while (position := flow.next()) < len(program.instructions):
         instruction = program.instructions[position]
         if instruction.predicate is not None:
             _guard(threads, threads.read(instruction.predicate, "pred"))
         if instruction.opcode == "bra":
-            (label,) = instruction.operands
-            assert isinstance(label, Label)
-            flow.branch(program.labels[label.name])
+            flow.branch(program.place_of(*instruction.operands))
+        elif instruction.opcode == "brx":
+            index, targets = instruction.operands
+            flow.branch_by(threads.read(index, "u32"), program.places_of(targets))
         elif instruction.opcode == "ret":
             flow.end()
         elif threads.active is None or threads.active.any():
             _execute(instruction, threads)
+            if threads.parked is not None or threads.woken is not None:
+                flow.wait()
 
 
 def _guard(threads: Threads, holds: Array) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from torch import Tensor
 
-from .conflicts import Accesses, ConflictError, Order
+from .conflicts import Accesses, ConflictError
+from .order import Order
 from .values import UNSIGNED, Array
 
 # Swizzles are of addresses, and repeat after so many bytes.
@@ -145,6 +146,14 @@ class SharedMemory:
     def note_read(self, ctas: Array | int, addresses: Array, width: int, agents: Array) -> None:
         """What is read from now on, whenever it is done."""
         self._accesses.read(self._places(ctas, addresses, width) * width, width, agents)
+
+    def note_write(self, ctas: Array | int, addresses: Array, width: int, agents: Array) -> None:
+        """As `note_read`."""
+        self._accesses.write(self._places(ctas, addresses, width) * width, width, agents)
+
+    def note_update(self, ctas: Array | int, addresses: Array, width: int, agents: Array) -> None:
+        """As `note_read`, of what does not disturb one another."""
+        self._accesses.update(self._places(ctas, addresses, width) * width, width, agents)
 
     def _places(self, ctas: Array | int, addresses: Array, width: int) -> Array:
         if (addresses % width).any():

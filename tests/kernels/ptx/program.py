@@ -1,7 +1,7 @@
 """A kernel's PTX as Triton writes it, parsed: statements, labels and registers (PTX ISA, chapter 4)."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,16 @@ class Place:
     offset: int
 
 
+# Which braces a statement is within, the outermost first: each pair has a number.
+Scopes = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Label:
+    """scopes: of who names it; the innermost that has such a label is meant."""
+
     name: str
+    scopes: Scopes
 
 
 # A tuple is a vector, `{%r1, %r2}`, or a pair of results, `%p1|%p2`.
@@ -77,7 +84,7 @@ class UnknownInstructionError(NotImplementedError):
 
 
 class Program:
-    """num_threads: of a CTA; labels: which instruction each precedes.
+    """num_threads: of a CTA.
 
     `find` gives what executes an opcode with such modifiers, and raises KeyError where there is nothing.
     """
@@ -85,15 +92,32 @@ class Program:
     def __init__(self, ptx: str, find: Callable[[str, tuple[str, ...]], Callable[..., None] | None]) -> None:
         self.num_threads = int(_only(r"\.reqntid (\d+)", ptx))
         self.instructions: list[Instruction] = []
-        self.labels: dict[str, int] = {}
         self._find = find
         self._registers: dict[str, int] = {}
-        for statement in _statements(ptx):
+        # Which instruction each label precedes, and what lists of labels are called.
+        self._places: dict[Label, int] = {}
+        self._lists: dict[str, tuple[Label, ...]] = {}
+        self._label = Label("", ())
+        for self._scopes, statement in _statements(ptx):
             self._add(statement)
+
+    def place_of(self, label: Operand) -> int:
+        """The instruction at which who goes there goes on."""
+        assert isinstance(label, Label)
+        found = (Label(label.name, label.scopes[:depth]) for depth in range(len(label.scopes), -1, -1))
+        return next(self._places[each] for each in found if each in self._places)
+
+    def places_of(self, targets: Operand) -> list[int]:
+        """Of a list of labels."""
+        assert isinstance(targets, Label)
+        return [self.place_of(each) for each in self._lists[targets.name]]
 
     def _add(self, statement: str) -> None:
         if label := re.fullmatch(r"(\$?\w+):", statement):
-            self.labels[label[1]] = len(self.instructions)
+            self._label = Label(label[1], self._scopes)
+            self._places[self._label] = len(self.instructions)
+        elif targets := re.fullmatch(r"\.branchtargets (.*)", statement):
+            self._lists[self._label.name] = tuple(Label(name, self._scopes) for name in _split(targets[1]))
         elif declared := re.fullmatch(r"\.reg \.(\w+) (.*)", statement):
             self._declare(declared[1], declared[2])
         else:
@@ -122,8 +146,9 @@ class Program:
         if text[0] == "{":
             return tuple(self._operand(each) for each in _split(text[1:-1]))
         if text[0] == "[":
-            base, sign, offset = re.fullmatch(r"\[\s*(\S+?)\s*(?:([+-])\s*(\w+))?\s*\]", text).groups()
-            return Place(self._operand(base), int(f"{sign or ''}{offset or 0}", 0))
+            base, offset = re.fullmatch(r"\[\s*([^\s+-]+)\s*((?:[+-]\s*){0,2}\w*)\s*\]", text).groups()
+            sign = -1 if "-" in offset else 1
+            return Place(self._operand(base), sign * int(offset.lstrip("+- ") or "0", 0))
         if "|" in text:
             return tuple(self._operand(each) for each in text.split("|"))
         return self._scalar(text)
@@ -143,20 +168,27 @@ class Program:
             return Literal(int(bits[1], 16))
         if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|\d+)U?", text):
             return Literal(int(text.removesuffix("U"), 0))
-        return Label(text)
+        return Label(text, self._scopes)
 
 
-def _statements(ptx: str) -> list[str]:
-    """Of the kernel's body; a label is one of its own."""
+def _statements(ptx: str) -> Iterator[tuple[Scopes, str]]:
+    """Of the kernel's body, each with where it stands; a label is one of its own."""
     body = ptx[ptx.index("\n{", ptx.index(".reqntid")) :]
     # Where debugging sections follow.
     body = body.partition("// -- End function")[0]
     body = re.sub(r"//[^\n]*|/\*.*?\*/", "", body, flags=re.DOTALL)
     body = re.sub(r"^\s*\.(?:loc|file|pragma)\b[^\n]*$", "", body, flags=re.MULTILINE)
     body = re.sub(r"^\s*(\$?\w+):", r"\1:;", body, flags=re.MULTILINE)
-    # A brace that begins no operand is a scope's: its registers have names of their own.
-    statements = (" ".join(each.split()).lstrip("{} ") for each in body.split(";"))
-    return [each for each in statements if each]
+    scopes: Scopes = ()
+    num_scopes = 0
+    for each in body.split(";"):
+        braces, statement = re.fullmatch(r"([{} ]*)(.*)", " ".join(each.split())).groups()
+        # A brace that begins no operand is a scope's: its labels are its own, its registers have names of their own.
+        for brace in braces.replace(" ", ""):
+            num_scopes += brace == "{"
+            scopes = (*scopes, num_scopes) if brace == "{" else scopes[:-1]
+        if statement:
+            yield scopes, statement
 
 
 def _split(text: str) -> list[str]:

@@ -1,12 +1,12 @@
 """The threads of some CTAs in lock step: what each has in its registers, and which of them act."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .conflicts import Order
 from .memory import GlobalMemory, SharedMemory
+from .order import Order
 from .program import Instruction, Literal, Operand, Parameter, Place, Program, Register, Special
 from .values import DTYPES, SIGNED, UNSIGNED, Array, decoded, encoded, width_of
 
@@ -21,7 +21,7 @@ class DivergenceError(RuntimeError):
 
 class Threads:
     """active: which of them do the present instruction, None for all; ended: which have returned; agents: who each of
-    them is to `order`.
+    them is to `order`. parked: which could not do the present instruction, and do it again once they are `woken`.
 
     All of a CTA lie beside each other. A register that nothing was written to has all bits set.
     """
@@ -49,11 +49,18 @@ class Threads:
         self.agents = order.agents(self.programs, self._warps)
         self.active: Array | None = None
         self.ended = np.zeros(self.count, bool)
+        self.parked: Array | None = None
+        self.woken: Array | None = None
         # What was begun and not waited for: see `instructions/copies.py` and `instructions/warpgroups.py`.
         self.copies: list[Any] = []
+        # By warp, what it learns of those that have come to an mbarrier once it waits for them itself.
+        self.arrived_copies: dict[int, Array] = {}
         self.products: list[Any] = []
         self.committed_copies = np.zeros(self.count, np.int64)
         self.committed_products = np.zeros(self.count, np.int64)
+        # By CTA and number, or address: see `instructions/barriers.py`.
+        self.named_barriers: dict[tuple[int, int], Any] = {}
+        self.phase_barriers: dict[tuple[int, int], Any] = {}
         self._arguments = arguments
         self._registers: dict[tuple[str, int], Array] = {}
         self._literals: dict[tuple[int, str], Array] = {}
@@ -72,6 +79,26 @@ class Threads:
     def renew_agents(self) -> None:
         """Who the threads are from now on, to those that ask who touched what."""
         self.agents = self.order.agents(self.programs, self._warps)
+
+    def part(self, warp: int) -> tuple[int, int]:
+        """The program that a warp, counted over all CTAs, is of, and which of its warps it is."""
+        return int(self.programs[warp * WARP]), int(self._warps[warp * WARP])
+
+    def park(self, warps: Iterable[int]) -> None:
+        """Those of their threads that act wait where they are."""
+        parked = self._or_mask(self.parked, warps)
+        self.parked = parked if parked is None or self.active is None else parked & self.active
+
+    def wake(self, warps: Iterable[int]) -> None:
+        self.woken = self._or_mask(self.woken, warps)
+
+    def _or_mask(self, held: Array | None, warps: Iterable[int]) -> Array | None:
+        chosen = list(warps)
+        if not chosen:
+            return held
+        mask = np.zeros(self.count, bool) if held is None else held
+        mask.reshape(-1, WARP)[chosen] = True
+        return mask
 
     def read(self, operand: Operand, kind: str) -> Array:
         """Of every thread: booleans for `pred`, bfloat16 as float32, else numbers of the type."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
-from ....kernels.ptx.conflicts import ConflictError, Order
+from ....kernels.ptx.conflicts import ConflictError
 from ....kernels.ptx.memory import GlobalMemory
+from ....kernels.ptx.order import Order
 from .streams import Timeline
 from .tensors import DeviceTensor
 

@@ -6,7 +6,7 @@ from typing import Any
 Execute = Callable[[Any, Any], None]
 
 # Where a thread goes on is the launch's to know.
-_CONTROL = {("bra", ()), ("bra", ("uni",)), ("ret", ())}
+_CONTROL = {("bra", ()), ("bra", ("uni",)), ("brx", ("idx",)), ("ret", ())}
 _EXECUTORS: dict[str, list[tuple[frozenset[str], frozenset[str], Execute]]] = {}
 
 

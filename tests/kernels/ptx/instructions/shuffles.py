@@ -1,4 +1,4 @@
-"""What threads of a warp tell one another, and where they wait (PTX ISA, 9.7.9.6, 9.7.13)."""
+"""What threads of a warp tell one another (PTX ISA, 9.7.9.6, 9.7.13)."""
 
 import numpy as np
 
@@ -45,12 +45,15 @@ def reduce(threads: Threads, instruction: Instruction) -> None:
     threads.write(target, np.repeat(operation.reduce(lanes, axis=1, dtype=lanes.dtype), WARP))
 
 
-@executes("bar", modifiers="sync")
-def wait_for_all(threads: Threads, instruction: Instruction) -> None:
-    """All threads of a CTA that have not returned are here: who is elsewhere would be waited for in vain."""
-    if len(instruction.operands) != 1:
-        raise UnknownInstructionError(instruction.text)
-    threads.pass_barrier(threads.acting_together(threads.cta_size, instruction))
+@executes("elect", modifiers="sync")
+def elect(threads: Threads, instruction: Instruction) -> None:
+    """One lane of each warp, which all of them are told."""
+    results, members = instruction.operands
+    assert isinstance(results, tuple)
+    leader, is_leader = results
+    _require_warps(threads, instruction, threads.read(members, "u32").astype(np.int64))
+    threads.write(leader, np.zeros(threads.count, np.uint32))
+    threads.write(is_leader, np.arange(threads.count) % WARP == 0)
 
 
 @executes("bar", modifiers="warp sync")

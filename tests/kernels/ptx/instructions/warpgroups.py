@@ -107,7 +107,7 @@ def _reader(threads: Threads, warpgroup: int) -> tuple[int, Array]:
     """Its CTA, and who it is together."""
     first = warpgroup * WARPGROUP
     in_cta = first % threads.cta_size // WARPGROUP
-    return int(threads.ctas[first]), threads.order.group_agents(threads.programs[first : first + 1], in_cta)
+    return int(threads.ctas[first]), np.array([threads.order.group_agent(int(threads.programs[first]), in_cta)])
 
 
 def _factors(product: Product) -> list[tuple[Array | None, int]]:

@@ -1,0 +1,173 @@
+"""What comes before what (PTX ISA, 8.9).
+
+Programs (CTAs) are ordered by atomics alone, of which one releases and a later one at that place acquires; parts of a
+program (warps) also by its barriers. An agent is a part of a program between two barriers, as a number; zero is nobody.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .clocks import WARPS_TOGETHER, Clocks
+from .values import Array
+
+_MANY_PROGRAMS = -1
+
+
+class Order:
+    """num_warps: of each program, which are its parts.
+
+    What four of them do together is done by one more: after it each of them may go on, but not it after one of them.
+    Only where not all warps of a program wait together are they looked at one by one, by `Clocks`.
+    """
+
+    def __init__(self, num_programs: int, num_warps: int = 1) -> None:
+        self._num_programs, self._num_warps = num_programs, num_warps
+        self._num_groups = -(-num_warps // WARPS_TOGETHER)
+        self._several = num_warps + self._num_groups
+        self._num_parts = self._several + 1 + num_warps
+        self._epochs = np.ones((num_programs, num_warps), np.int64)
+        self._clocks: dict[int, Clocks] = {}
+        # Agents of a program that has clocks, of whom none is before another: as numbers below `_MANY_PROGRAMS`.
+        self._sets: list[tuple[int, ...]] = []
+        # Of each program, up to which epoch it knows what others did; and what one learns at an address.
+        self._heard: dict[int, dict[int, int]] = {}
+        self._told: dict[int, dict[int, int]] = {}
+
+    def agents(self, programs: Array | int, warps: Array | int = 0) -> Any:
+        return self._agents(self._epochs[programs, warps], programs, warps)
+
+    def group_agent(self, program: int, group: int) -> int:
+        """Of warps together."""
+        epoch = self._clocks[program].products(group) if program in self._clocks else self._epochs[program, 0]
+        return int(self._agents(epoch, program, self._num_warps + group))
+
+    def copies_agent(self, program: int, warp: int) -> tuple[int, Array]:
+        """Of what a warp has copied beside what it does, up to now, and what who `acquire`s learns by it alone."""
+        moment, told = self._clocks_of(program).copies(warp)
+        return int(self._agents(moment, program, self._several + 1 + warp)), told
+
+    def barrier(self, programs: Array | int) -> None:
+        """What these programs did is done for all of their parts."""
+        chosen = np.atleast_1d(programs)
+        if self._clocks:
+            for program in self._clocks.keys() & set(chosen.tolist()):
+                self._clocks[program].barrier()
+            chosen = chosen[[program not in self._clocks for program in chosen.tolist()]]
+        self._epochs[chosen] += 1
+
+    def release(self, program: int, warp: int) -> Array:
+        """What one learns of a warp that says that it has come so far."""
+        return self._clocks_of(program).release(warp)
+
+    def acquire(self, program: int, warp: int, told: Array) -> None:
+        self._clocks_of(program).acquire(warp, told)
+
+    def update(self, program: int, address: int, acquires: bool, releases: bool) -> None:
+        """An atomic."""
+        if acquires:
+            _learn(self._heard.setdefault(program, {}), self._told.get(address, {}))
+        if releases:
+            told = self._told.setdefault(address, {})
+            _learn(told, self._heard.get(program, {}) | {program: self._step(program)})
+
+    def are_before(self, agents: Array, later: Array) -> Array:
+        """Whether what the first did is done for the others; nobody is before all."""
+        if self._sets and (agents < _MANY_PROGRAMS).any():
+            return self._are_sets_before(agents, later)
+        (epochs, programs, parts), (later_epochs, later_programs, later_parts) = self._split(agents), self._split(later)
+        is_warp = later_parts < self._num_warps
+        are_own = (parts - self._num_warps == later_parts // WARPS_TOGETHER) & is_warp
+        are_own |= (parts == later_parts) | ((parts - self._several - 1 == later_parts) & is_warp)
+        are_of_one = programs == later_programs
+        are = are_of_one & ((epochs < later_epochs) | are_own)
+        for program in self._clocks.keys() & set(np.unique(programs[are_of_one]).tolist()):
+            chosen = np.flatnonzero(are_of_one & (programs == program) & ~are_own)
+            given = epochs[chosen], parts[chosen], later_epochs[chosen], self._num_groups
+            are[chosen] = self._clocks[program].are_known(*given)
+        if self._heard:
+            pairs = zip(later_programs.tolist(), programs.tolist(), strict=True)
+            are |= epochs < [self._heard.get(program, {}).get(other, 0) for program, other in pairs]
+        return ((agents != _MANY_PROGRAMS) & are) | (agents == 0)
+
+    def joined(self, agents: Array, others: Array) -> Array:
+        """One agent for both where the first is not before the other."""
+        if self._clocks:
+            return _by_pairs(self._set_of_both, agents, others)
+        (epochs, programs, _), (_, other_programs, _) = self._split(agents), self._split(others)
+        are_of_one = (programs == other_programs) & (agents != _MANY_PROGRAMS) & (others != _MANY_PROGRAMS)
+        several = np.where(are_of_one, self._agents(epochs, programs, self._several), _MANY_PROGRAMS)
+        return np.where(self.are_before(agents, others), others, several)
+
+    def said(self, agent: int) -> str:
+        if agent == _MANY_PROGRAMS:
+            return "several programs"
+        if agent < _MANY_PROGRAMS:
+            return " and ".join(map(self.said, self._members(agent)))
+        _, program, part = (int(each) for each in self._split(np.array(agent)))
+        if self._num_warps == 1:
+            return f"program {program}"
+        if part > self._several:
+            return f"a copy by warp {part - self._several - 1} of program {program}"
+        return f"warp {part} of program {program}" if part < self._num_warps else f"warps of program {program}"
+
+    def _clocks_of(self, program: int) -> Clocks:
+        if program not in self._clocks:
+            self._clocks[program] = Clocks(self._epochs[program])
+        return self._clocks[program]
+
+    def _step(self, program: int) -> int:
+        """What it did is done for all of its parts that go on together; gives the epoch before which that was."""
+        if program in self._clocks:
+            return self._clocks[program].step()
+        self.barrier(program)
+        return int(self._epochs[program, 0])
+
+    def _are_sets_before(self, agents: Array, later: Array) -> Array:
+        are = np.zeros(len(agents), bool)
+        is_set = agents < _MANY_PROGRAMS
+        are[~is_set] = self.are_before(agents[~is_set], later[~is_set])
+        for agent in np.unique(agents[is_set]).tolist():
+            chosen = np.flatnonzero(agents == agent)
+            all_are = [self.are_before(np.full(len(chosen), each), later[chosen]) for each in self._members(agent)]
+            are[chosen] = np.logical_and.reduce(all_are)
+        return are
+
+    def _set_of_both(self, agent: int, other: int) -> int:
+        """As `joined`; of what several have added to a place, the last is not known to be after the others."""
+        kept, others = np.array(self._members(agent)), self._members(other)
+        if len(others) == 1:
+            kept = kept[~self.are_before(kept, np.full(len(kept), other))]
+        members = tuple(sorted({*kept.tolist(), *others}))
+        programs = {int(self._split(np.array(each))[1]) for each in members}
+        if _MANY_PROGRAMS in members or len(programs) > 1:
+            return _MANY_PROGRAMS
+        if len(members) == 1:
+            return members[0]
+        if members not in self._sets:
+            self._sets.append(members)
+        return _MANY_PROGRAMS - 1 - self._sets.index(members)
+
+    def _members(self, agent: int) -> tuple[int, ...]:
+        return self._sets[_MANY_PROGRAMS - 1 - agent] if agent < _MANY_PROGRAMS else (agent,)
+
+    def _agents(self, epochs: Array | int, programs: Array | int, parts: Array | int) -> Any:
+        return (epochs * self._num_programs + programs) * self._num_parts + parts
+
+    def _split(self, agents: Array) -> tuple[Array, Array, Array]:
+        programs, parts = np.divmod(agents, self._num_parts)
+        epochs, programs = np.divmod(programs, self._num_programs)
+        return epochs, programs, parts
+
+
+def _learn(known: dict[int, int], told: dict[int, int]) -> None:
+    for program, epoch in told.items():
+        known[program] = max(epoch, known.get(program, 0))
+
+
+def _by_pairs(function: Callable[[int, int], int], ones: Array, others: Array) -> Array:
+    """Of each pair; few of them are different."""
+    pairs = np.stack((ones, others), 1)
+    different, which = np.unique(pairs, axis=0, return_inverse=True)
+    return np.array([function(one, other) for one, other in different.tolist()], np.int64)[which.ravel()]
