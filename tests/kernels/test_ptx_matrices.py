@@ -1,5 +1,7 @@
 """The emulated GPU's tensor cores: the manual's layouts are written down here once more, an element at a time."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -203,3 +205,54 @@ def test_a_factor_that_the_other_warps_may_not_have_written_yet():
     emulate(body, *given, num_threads=128, shared_bytes=FACTOR_BYTES)
     with pytest.raises(ConflictError, match=r"warps of program 0 reads what warp . of program 0 wrote"):
         emulate(body.replace("bar.sync 0;", ""), *given, num_threads=128, shared_bytes=FACTOR_BYTES)
+
+
+def test_of_two_products_the_first_is_waited_for_alone():
+    """The other still reads its factor in registers, whose change is seen in it."""
+    a, b = small(64, 16), small(64, 16)
+    memory = in_memory(b.bfloat16(), 128, False)
+    lanes = torch.stack([warp_registers(part, torch.zeros(16, 8))[:, :8] for part in a.view(4, 16, 16)])
+    first, second = ("{" + ", ".join(f"%r{begin + index}" for index in range(32)) + "}" for begin in (40, 80))
+    product = (
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {}, {}, %rd1, 0, 1, 1, 0; "
+        "wgmma.commit_group.sync.aligned;"
+    )
+    loads = "".join(
+        f"ld.global.b32 %r{4 + index}, [%a2+{4 * index}]; mov.b32 %r{8 + index}, %r{4 + index};" for index in range(4)
+    )
+    stores = "".join(
+        f"st.global.b32 [%a1+{4 * index}], %r{40 + index}; st.global.b32 [%a1+{4 * index + 128}], %r{80 + index};"
+        for index in range(32)
+    )
+    body = f"""
+        {into_shared(FACTOR_BYTES // 128)} {loads} mov.b64 %rd1, {descriptor(0, 128)}; wgmma.fence.sync.aligned;
+        {product.format(first, "{%r4, %r5, %r6, %r7}")} {product.format(second, "{%r8, %r9, %r10, %r11}")}
+        wgmma.wait_group.sync.aligned 1; {"".join(f"mov.b32 %r{register}, 0;" for register in range(4, 12))}
+        wgmma.wait_group.sync.aligned 0; {stores}
+    """
+    sums = torch.zeros(128, 64)
+    emulate(body, memory.view(128, -1), sums, lanes.view(128, 8).bfloat16(), num_threads=128, shared_bytes=FACTOR_BYTES)
+    got = [torch.cat([result_of(warp) for warp in each]) for each in sums.view(4, 32, 64).split(32, 2)]
+    assert torch.equal(got[0], a @ b.T)
+    assert not got[1].any()
+
+
+@pytest.mark.parametrize("meet", ["bar.sync 1, 128;", ""])
+def test_a_factor_is_free_once_all_four_warps_have_waited(meet):
+    """One of them says so, for the others only after a barrier of the four."""
+    body = f"""
+        setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [{FACTOR_BYTES}], 32; shl.b32 %r2, %r0, 7;
+        barrier.sync 2; setp.lt.u32 %p1, %r0, 128; @!%p1 bra $L__others;
+        mov.b64 %rd0, 0; mov.b64 %rd1, {descriptor(0, 128)};
+        {warpgroup_product("{%r0, %r0, %r0, %r0}", [(0, 0)], WAIT, "0")} {meet}
+        setp.lt.u32 %p1, %r0, 32; @%p1 mbarrier.arrive.shared::cta.b64 _, [{FACTOR_BYTES}]; bra $L__end;
+    $L__others:
+    $L__wait:
+        mbarrier.try_wait.parity.shared::cta.b64 %p2, [{FACTOR_BYTES}], 0; @!%p2 bra $L__wait;
+        mov.u32 %r3, 5; st.shared.b32 [0], %r3;
+    $L__end:
+    """
+    given = torch.zeros(256, 64), torch.zeros(256, 32)
+    refused = pytest.raises(ConflictError, match=r"warp . of program 0 writes what warps of program 0 read")
+    with nullcontext() if meet else refused:
+        emulate(body, *given, num_threads=256, shared_bytes=FACTOR_BYTES + 8)

@@ -35,10 +35,10 @@ class Clocks:
 
     def products(self, group: int) -> int:
         """A moment of four warps together, which know what all of them know."""
-        warps = self._warps_of(group)
+        warps = self.warps_of(group)
         moment, present = self._products.get(group, (0, []))
         if present != self._moments[warps].tolist():
-            known = [self._all_known(warp) for warp in range(warps.start, warps.stop)]
+            known = [self._all_known(warp) for warp in warps]
             moment = self._new(np.min(known, 0))
             # What each does from now on is after it.
             self._moments[warps] = [self._new(each) for each in known]
@@ -64,23 +64,17 @@ class Clocks:
             self._moments[warp] = self._new(self._all_known(warp))
         return int(self._moments.min())
 
-    def are_known(self, moments: Array, parts: Array, later: Array, num_groups: int) -> Array:
-        """Whether parts' moments are over for who is at moments `later`. parts: warps, groups, all, warps' copies."""
-        known, columns = self._known[later], np.arange(len(later))
-        num_warps, result = self._num_warps, np.zeros(len(later), bool)
-        is_warp, is_copy = parts < num_warps, parts > num_warps + num_groups
-        column = np.where(is_warp, parts, parts - num_groups - 1)
-        is_one = is_warp | is_copy
-        result[is_one] = known[columns[is_one], column[is_one]] >= moments[is_one]
-        for group in np.unique(parts[~is_one]):
-            chosen = parts == group
-            warps = slice(num_warps) if group == num_warps + num_groups else self._warps_of(group - num_warps)
-            # A moment that is theirs alone is over once they are past it.
-            result[chosen] = known[chosen, warps].min(1) >= moments[chosen] + (moments[chosen] > self._first)
-        return result
+    def is_known(self, moment: int, warps: range, later: int) -> bool:
+        """Whether who is at moment `later` knows that of one warp, or one that several have together."""
+        # A moment that is theirs alone is over once they are past it.
+        least = moment + 1 if len(warps) > 1 and moment > self._first else moment
+        return all(self._known[later, warp] >= least for warp in warps)
 
-    def _warps_of(self, group: int) -> slice:
-        return slice(WARPS_TOGETHER * group, min(WARPS_TOGETHER * (group + 1), self._num_warps))
+    def are_copies_known(self, moment: int, warp: int, later: int) -> bool:
+        return bool(self._known[later, self._num_warps + warp] >= moment)
+
+    def warps_of(self, group: int) -> range:
+        return range(WARPS_TOGETHER * group, min(WARPS_TOGETHER * (group + 1), self._num_warps))
 
     def _all_known(self, warp: int) -> Array:
         """What a warp knows, of itself too."""

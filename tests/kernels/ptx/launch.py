@@ -37,12 +37,12 @@ class Flow:
     def next(self) -> int:
         """Go on by one instruction; the threads that act are those that came to it. `_NEVER` when all have returned."""
         if not self._fronts:
-            if not self._waiting:
-                return _NEVER
             settle(self._threads)
             self._wake()
-            if not self._fronts:
+        if not self._fronts:
+            if self._waiting:
                 raise DeadlockError("; ".join(self._said(*each) for each in self._waiting.items()))
+            return _NEVER
         self._position = min(self._fronts)
         self._threads.active = self._fronts.pop(self._position)
         self._join(self._position + 1, self._threads.active)

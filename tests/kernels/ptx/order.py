@@ -74,18 +74,11 @@ class Order:
 
     def are_before(self, agents: Array, later: Array) -> Array:
         """Whether what the first did is done for the others; nobody is before all."""
-        if self._sets and (agents < _MANY_PROGRAMS).any():
-            return self._are_sets_before(agents, later)
+        if self._clocks:
+            return _by_pairs(self._is_before, agents, later).astype(bool)
         (epochs, programs, parts), (later_epochs, later_programs, later_parts) = self._split(agents), self._split(later)
-        is_warp = later_parts < self._num_warps
-        are_own = (parts - self._num_warps == later_parts // WARPS_TOGETHER) & is_warp
-        are_own |= (parts == later_parts) | ((parts - self._several - 1 == later_parts) & is_warp)
-        are_of_one = programs == later_programs
-        are = are_of_one & ((epochs < later_epochs) | are_own)
-        for program in self._clocks.keys() & set(np.unique(programs[are_of_one]).tolist()):
-            chosen = np.flatnonzero(are_of_one & (programs == program) & ~are_own)
-            given = epochs[chosen], parts[chosen], later_epochs[chosen], self._num_groups
-            are[chosen] = self._clocks[program].are_known(*given)
+        are_together = (parts - self._num_warps == later_parts // WARPS_TOGETHER) & (later_parts < self._num_warps)
+        are = (programs == later_programs) & ((epochs < later_epochs) | (parts == later_parts) | are_together)
         if self._heard:
             pairs = zip(later_programs.tolist(), programs.tolist(), strict=True)
             are |= epochs < [self._heard.get(program, {}).get(other, 0) for program, other in pairs]
@@ -104,8 +97,8 @@ class Order:
         if agent == _MANY_PROGRAMS:
             return "several programs"
         if agent < _MANY_PROGRAMS:
-            return " and ".join(map(self.said, self._members(agent)))
-        _, program, part = (int(each) for each in self._split(np.array(agent)))
+            return " and ".join(dict.fromkeys(map(self.said, self._members(agent))))
+        _, program, part = self._split(agent)
         if self._num_warps == 1:
             return f"program {program}"
         if part > self._several:
@@ -124,23 +117,40 @@ class Order:
         self.barrier(program)
         return int(self._epochs[program, 0])
 
-    def _are_sets_before(self, agents: Array, later: Array) -> Array:
-        are = np.zeros(len(agents), bool)
-        is_set = agents < _MANY_PROGRAMS
-        are[~is_set] = self.are_before(agents[~is_set], later[~is_set])
-        for agent in np.unique(agents[is_set]).tolist():
-            chosen = np.flatnonzero(agents == agent)
-            all_are = [self.are_before(np.full(len(chosen), each), later[chosen]) for each in self._members(agent)]
-            are[chosen] = np.logical_and.reduce(all_are)
-        return are
+    def _is_before(self, agent: int, later: int) -> bool:
+        """As `are_before`, where there are clocks."""
+        if agent <= 0:
+            are_all = (self._is_before(each, later) for each in self._members(agent))
+            return agent == 0 or (agent != _MANY_PROGRAMS and all(are_all))
+        (epoch, program, part), (later_epoch, later_program, later_part) = self._split(agent), self._split(later)
+        if epoch < self._heard.get(later_program, {}).get(program, 0):
+            return True
+        if program != later_program or program not in self._clocks:
+            return program == later_program and (epoch < later_epoch or self._is_own(part, later_part))
+        return self._is_own(part, later_part) or self._is_known(epoch, part, self._clocks[program], later_epoch)
+
+    def _is_known(self, moment: int, part: int, clocks: Clocks, later: int) -> bool:
+        if part > self._several:
+            return clocks.are_copies_known(moment, part - self._several - 1, later)
+        if part == self._several:
+            return clocks.is_known(moment, range(self._num_warps), later)
+        warps = range(part, part + 1) if part < self._num_warps else clocks.warps_of(part - self._num_warps)
+        return clocks.is_known(moment, warps, later)
+
+    def _is_own(self, part: int, later_part: int) -> bool:
+        """Whether the one does nothing without the other: a warp, and what it did with others, or copied."""
+        return part == later_part or (
+            later_part < self._num_warps
+            and part in (self._num_warps + later_part // WARPS_TOGETHER, self._several + 1 + later_part)
+        )
 
     def _set_of_both(self, agent: int, other: int) -> int:
         """As `joined`; of what several have added to a place, the last is not known to be after the others."""
-        kept, others = np.array(self._members(agent)), self._members(other)
+        kept, others = list(self._members(agent)), self._members(other)
         if len(others) == 1:
-            kept = kept[~self.are_before(kept, np.full(len(kept), other))]
-        members = tuple(sorted({*kept.tolist(), *others}))
-        programs = {int(self._split(np.array(each))[1]) for each in members}
+            kept = [each for each in kept if not self._is_before(each, other)]
+        members = tuple(sorted({*kept, *others}))
+        programs = {self._split(each)[1] for each in members}
         if _MANY_PROGRAMS in members or len(programs) > 1:
             return _MANY_PROGRAMS
         if len(members) == 1:
@@ -155,9 +165,9 @@ class Order:
     def _agents(self, epochs: Array | int, programs: Array | int, parts: Array | int) -> Any:
         return (epochs * self._num_programs + programs) * self._num_parts + parts
 
-    def _split(self, agents: Array) -> tuple[Array, Array, Array]:
-        programs, parts = np.divmod(agents, self._num_parts)
-        epochs, programs = np.divmod(programs, self._num_programs)
+    def _split(self, agents: Any) -> tuple[Any, Any, Any]:
+        programs, parts = divmod(agents, self._num_parts)
+        epochs, programs = divmod(programs, self._num_programs)
         return epochs, programs, parts
 
 
@@ -167,7 +177,11 @@ def _learn(known: dict[int, int], told: dict[int, int]) -> None:
 
 
 def _by_pairs(function: Callable[[int, int], int], ones: Array, others: Array) -> Array:
-    """Of each pair; few of them are different."""
-    pairs = np.stack((ones, others), 1)
-    different, which = np.unique(pairs, axis=0, return_inverse=True)
-    return np.array([function(one, other) for one, other in different.tolist()], np.int64)[which.ravel()]
+    """What the function gives of each pair: few of them are different."""
+    result, left = np.zeros(len(ones), np.int64), np.arange(len(ones))
+    while len(left):
+        one, other = ones[left[0]], others[left[0]]
+        is_same = (ones[left] == one) & (others[left] == other)
+        result[left[is_same]] = function(int(one), int(other))
+        left = left[~is_same]
+    return result

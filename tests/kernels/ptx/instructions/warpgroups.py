@@ -30,6 +30,32 @@ class Product:
     adds: bool
 
 
+class Sums:
+    """`d = a bᵀ`, or that and `d`, of all warpgroups with the same registers; summed in float64, and rounded once."""
+
+    def __init__(self, num_warpgroups: int) -> None:
+        self._products: dict[int, Array] = {}
+        self._adds = np.ones(num_warpgroups, bool)
+        self._result = ""
+
+    def add(self, threads: Threads, product: Product) -> None:
+        warpgroup, self._result = product.warpgroup, product.instruction.modifiers[-3]
+        before = self._products.get(warpgroup, 0) if product.adds else 0
+        self._adds[warpgroup] &= product.adds
+        self._products[warpgroup] = _product(threads, product) + before
+
+    def write(self, threads: Threads, targets: Operand) -> None:
+        assert isinstance(targets, tuple)
+        warpgroups = sorted(self._products)
+        products, adds = np.stack([self._products[each] for each in warpgroups]), self._adds[warpgroups, None]
+        threads.active = np.repeat(np.isin(np.arange(len(self._adds)), warpgroups), WARPGROUP)
+        for index, target in enumerate(targets):
+            row, column = 16 * _WARP + _LANE // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (_LANE % 4) + index % 2
+            sums = threads.read(target, self._result).reshape(-1, WARPGROUP).copy()
+            sums[warpgroups] = as_sums(products[:, row, column] + np.where(adds, sums[warpgroups], 0), self._result)
+            threads.write(target, sums.ravel())
+
+
 @executes("wgmma", modifiers="fence sync aligned")
 def order_registers(threads: Threads, instruction: Instruction) -> None:
     """In lock step they are ordered."""
@@ -49,12 +75,15 @@ def wait(threads: Threads, instruction: Instruction) -> None:
     assert isinstance(newest, Literal)
     acting = set(threads.acting_together(WARPGROUP, instruction).tolist())
     waiting, threads.products = threads.products, []
+    sums: dict[Operand, Sums] = {}
     for product in waiting:
         arrived = threads.committed_products[product.warpgroup * WARPGROUP] - newest.bits
         if product.warpgroup in acting and product.group < arrived:
-            _multiply(threads, product)
+            sums.setdefault(product.instruction.operands[0], Sums(threads.count // WARPGROUP)).add(threads, product)
         else:
             threads.products.append(product)
+    for targets, each in sums.items():
+        each.write(threads, targets)
 
 
 @executes(
@@ -124,36 +153,19 @@ def _factors(product: Product) -> list[tuple[Array | None, int]]:
     return [(left_places, left_bytes), (right_places, right_bytes)]
 
 
-def _multiply(threads: Threads, product: Product) -> None:
-    """`d = a bᵀ`, or that and `d`; summed in float64, and rounded once."""
-    instruction, warpgroup = product.instruction, product.warpgroup
-    targets, left, *_ = instruction.operands
-    assert isinstance(targets, tuple)
-    *_, result, left_kind, right_kind = instruction.modifiers
+def _product(threads: Threads, product: Product) -> Array:
+    """[64, columns]"""
+    _, left, *_ = product.instruction.operands
+    *_, left_kind, right_kind = product.instruction.modifiers
     (left_places, _), (right_places, _) = _factors(product)
     assert right_places is not None
-    b = _factor(threads, warpgroup, right_places, right_kind)
-    if left_places is None:
-        assert isinstance(left, tuple)
-        warps = np.zeros((threads.count // 32, 16, b.shape[1]))
-        fill_left(warps, threads, left, left_kind)
-        a = warps[4 * warpgroup : 4 * warpgroup + 4].reshape(64, -1)
-    else:
-        a = _factor(threads, warpgroup, left_places, left_kind)
-    products = a @ b.T
-    threads.active = _of_warpgroup(threads, warpgroup)
-    for index, target in enumerate(targets):
-        row, column = 16 * _WARP + _LANE // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (_LANE % 4) + index % 2
-        sums = threads.read(target, result).copy()
-        added = products[row, column] + (_of(sums, warpgroup) if product.adds else 0)
-        _of(sums, warpgroup)[:] = as_sums(added, result)
-        threads.write(target, sums)
-
-
-def _of_warpgroup(threads: Threads, warpgroup: int) -> Array:
-    mask = np.zeros(threads.count, bool)
-    _of(mask, warpgroup)[:] = True
-    return mask
+    b = _factor(threads, product.warpgroup, right_places, right_kind)
+    if left_places is not None:
+        return _factor(threads, product.warpgroup, left_places, left_kind) @ b.T
+    assert isinstance(left, tuple)
+    warps = np.zeros((threads.count // 32, 16, b.shape[1]))
+    fill_left(warps, threads, left, left_kind)
+    return warps[4 * product.warpgroup : 4 * product.warpgroup + 4].reshape(64, -1) @ b.T
 
 
 def _factor(threads: Threads, warpgroup: int, places: Array, kind: str) -> Array:
