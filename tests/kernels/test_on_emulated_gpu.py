@@ -2,9 +2,9 @@
 
 What a compiler may do wrongly, and what Triton's interpreter does not know, is seen here: products that are fused with
 sums, addresses that are misaligned, NaN in memory that nobody wrote, pipelines that read too early, warps that touch
-the same memory without a barrier between, and bfloat16, which the interpreter computes wrongly. Not seen are races
-within a warp (its threads go in lock step), how fast a kernel is, what NVIDIA's assembler makes of its PTX, and what a
-GPU does unlike its manual.
+the same memory without a barrier between or wait in vain, and bfloat16, which the interpreter computes wrongly. Not
+seen are races within a warp (its threads go in lock step), a fence between proxies that is missing, how fast a kernel
+is, what NVIDIA's assembler makes of its PTX, and what a GPU does unlike its manual.
 
 All tests of a file, for another GPU too, from the root of the repository:
 

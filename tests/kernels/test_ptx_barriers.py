@@ -207,3 +207,16 @@ def test_warps_go_where_a_list_says():
         add.u32 %r4, %r4, %r3; st.global.b32 [%a1], %r4;
     """
     assert run(body, num_threads=96).view(3, 32)[:, 0].tolist() == [10, 21, 12]
+
+
+def test_programs_whose_warps_meet_by_numbers_are_ordered_by_atomics():
+    body = """
+        ld.param.b64 %rd0, [snippet_param_1]; ld.param.b64 %rd1, [snippet_param_0]; st.global.b32 [%a1], 7;
+        barrier.sync 1; mov.u32 %r4, %tid.x; setp.eq.u32 %p2, %r4, 0; mov.u32 %r5, 0;
+        @%p2 atom{}.global.gpu.add.u32 %r5, [%rd1], 1; barrier.sync 1;
+        setp.eq.u32 %p1, %r5, 2; @%p1 ld.global.b32 %r3, [%rd0]; @%p1 ld.global.b32 %r6, [%rd0+256];
+        @%p1 add.u32 %r3, %r3, %r6; @%p1 st.global.b32 [%rd0], %r3;
+    """
+    assert run(body.format(".acq_rel"), num_ctas=3)[0] == 14
+    with pytest.raises(ConflictError, match="reads what"):
+        run(body.format(".relaxed"), num_ctas=3)
