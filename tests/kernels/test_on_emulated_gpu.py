@@ -143,7 +143,18 @@ ROWS = {"copy_blocks", "gate", "layer_norm", "rms_norm", "rotate_and_write", "ro
 LAUNCHED = {
     "attention and rows": {
         *ROWS,
-        *("attend", "causal_conv", "chunk", "expand", "gated_rms_norm", "merge", "recurrent_rule", "scan", "shrink"),
+        *(
+            "attend",
+            "attend_hopper",
+            "causal_conv",
+            "chunk",
+            "expand",
+            "gated_rms_norm",
+            "merge",
+            "recurrent_rule",
+            "scan",
+            "shrink",
+        ),
         *("chunked_scan", "group_products", "grouped_gated_norm", "recurrent_scan"),
     },
     "products and sampling": {
