@@ -1,5 +1,7 @@
 """When attention for many queries is the kernel that is written for Hopper."""
 
+import math
+
 import pytest
 import torch
 
@@ -28,12 +30,14 @@ def hopper_is_there(monkeypatch):
     monkeypatch.setattr(hopper, "hopper_kernel", lambda device: object())
 
 
-def is_taken(heads, kv_heads, head_dim, dtype=BF16, kv_dtype=None, key_rest=0, offset=0):
+def is_taken(heads, kv_heads, head_dim, dtype=BF16, kv_dtype=None, key_rest=0, offsets=(0, 0)):
+    """offsets: of keys and values, in numbers, from an aligned address."""
     query = torch.empty(3, heads, head_dim + key_rest, dtype=dtype)
-    numbers = torch.empty(2 * 2 * 16 * kv_heads * (head_dim + key_rest) + offset, dtype=kv_dtype or dtype)
-    keys, values = numbers[offset:].view(2, 2, 16, kv_heads, head_dim + key_rest)
-    shape = AttentionShape(heads, kv_heads, head_dim, dtype, key_rest=key_rest)
-    return takes_hopper_kernel(query, keys, values, shape, shape.kernels(query.device).wide)
+    shape = 2, 16, kv_heads, head_dim + key_rest
+    held = [torch.empty(math.prod(shape) + offset, dtype=kv_dtype or dtype)[offset:] for offset in offsets]
+    keys, values = (each.view(shape) for each in held)
+    of_model = AttentionShape(heads, kv_heads, head_dim, dtype, key_rest=key_rest)
+    return takes_hopper_kernel(query, keys, values, of_model, of_model.kernels(query.device).wide)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -70,8 +74,9 @@ def test_what_is_the_other_kernels(shape, hopper_is_there):
 
 
 def test_copies_of_16_bytes_want_their_places_aligned(hopper_is_there):
-    assert is_taken(8, 2, 64, offset=16)
-    assert not is_taken(8, 2, 64, offset=1)
+    assert is_taken(8, 2, 64, offsets=(16, 32))
+    assert not is_taken(8, 2, 64, offsets=(1, 0))
+    assert not is_taken(8, 2, 64, offsets=(0, 1))
 
 
 def test_elsewhere_nothing_is_taken(of_capability):

@@ -46,6 +46,18 @@ def test_attention(shape, sliding_window, dtype, triton_dtype, device):
     assert_close(paged_attention_triton(*given), paged_attention_reference(*given))
 
 
+@pytest.mark.parametrize("num_queries", [1, 64])
+def test_queries_beyond_float16_see_whom_they_are_like(num_queries, device):
+    """Products over FP8 are of float16: infinity times zero would be NaN."""
+    case = Case.build(Shape((num_queries,), (80,), 2, 1, 64), torch.bfloat16, device)
+    case.query.zero_()[..., 3] = 1e6
+    case.key_cache.zero_()[0, 5, 0, 3] = 8.0
+    held = in_fp8(case, torch.float8_e4m3fn)
+    given = (held.query, held.key_cache, held.value_cache, held.metadata, held.scale, None, None, SCALES)
+    output = paged_attention_triton(*given)
+    assert_close(output, paged_attention_reference(*given))
+
+
 @pytest.mark.parametrize(("first", "width", "paired"), [(2, 18, True), (1, 18, False), (0, 17, False)])
 def test_values_are_read_in_pairs_where_each_head_begins_at_an_even_address(first, width, paired, device):
     """The interpreter reads from odd ones too, and a GPU does not."""
