@@ -21,6 +21,8 @@ _MOST_SECONDS = 366 * 86400
 _MOST = 2**63 - 1
 # As many shards Celery asks a broker for at a time.
 _MOST_SHARDS = 2**16 - 1
+# Those that browsers leave out of an origin.
+_USUAL_PORTS = {"http": 80, "https": 443}
 
 
 class SettingsError(ValueError):
@@ -81,6 +83,42 @@ def _have_no_user(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return prefixes
 
 
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Origins with commas between them. Raises `ValueError`, with what to write instead."""
+    return _are_origins(tuple(_parts(text)))
+
+
+def _are_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Each as browsers send it in `Origin`."""
+    for origin in origins:
+        written = _origin(origin)
+        if written is None:
+            raise ValueError(
+                f"{origin!r} is no origin: write scheme and host, with the port where it is not the usual one, such as "
+                "https://app.example.com or http://localhost:3000, with commas between several, or * for all"
+            )
+        if written != origin:
+            raise ValueError(f"{origin!r} is no origin as browsers send it: write {written}")
+    return origins
+
+
+def _origin(url: str) -> str | None:
+    """That of a page with this URL; None where it has none that can be known."""
+    if url == "*":
+        return url
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if not (parts.scheme and host and host.isascii()) or "*" in host:
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    is_usual = port is None or port == _USUAL_PORTS.get(parts.scheme)
+    return f"{parts.scheme}://{shown}{'' if is_usual else f':{port}'}"
+
+
+AllowedOrigins = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_are_origins)]
 UrlPrefixes = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_have_schemes)]
 RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix"), AfterValidator(_with_a_port)]
 DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql"), AfterValidator(_with_one_at)]
@@ -95,7 +133,8 @@ class Settings(BaseModel):
     private addresses only with `allow_private_addresses`. `max_body_bytes` bounds a request's body (a live one's is
     never more than 4 MiB), `max_file_bytes` an uploaded file,
     `max_open_requests` the live requests of one model that have not ended, `max_queued_jobs` the jobs that have not.
-    With `metrics_require_key` the API's metrics need an API key too, once there are any.
+    With `metrics_require_key` the API's metrics need an API key too, once there are any. Pages of `allowed_origins` may
+    use the API from browsers; "*": any page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -120,6 +159,7 @@ class Settings(BaseModel):
     max_open_requests: int = Field(default=4096, ge=1, le=_MOST)
     max_queued_jobs: int = Field(default=10_000, ge=1, le=_MOST)
     metrics_require_key: bool = False
+    allowed_origins: AllowedOrigins = ()
 
     @property
     def inputs_folder(self) -> Path:

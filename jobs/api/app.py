@@ -27,7 +27,7 @@ from .models import ServedModels
 from .openai import batches, chat, completions, files, responses
 from .openai import models as openai_models
 from .openai.route import asking_turns
-from .request_ids import RequestIds
+from .outermost import Application
 from .service import JobService
 
 # Whoever watches over the process need not be a user of it, and a page without data is anybody's.
@@ -71,7 +71,8 @@ def create_app(
             async with answers as app.state.live, beside(app):
                 yield
 
-    app = FastAPI(
+    app = Application(
+        allowed_origins=client.settings.allowed_origins,
         title="Headrace",
         version=version("headrace"),
         description="Batch prompts through your own GPUs.",
@@ -115,7 +116,12 @@ def _add_middleware(app: FastAPI, settings: Settings, local_names_only: bool) ->
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
     keys: KeyRing = app.state.keys
-    app.add_middleware(Authentication, keys=keys, open_paths=open_paths, local_names_only=local_names_only)
+    app.add_middleware(
+        Authentication,
+        keys=keys,
+        open_paths=open_paths,
+        local_names_only=local_names_only,
+        allowed_origins=settings.allowed_origins,
+    )
     # Around all: what is refused counts too.
     app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)
-    app.add_middleware(RequestIds)

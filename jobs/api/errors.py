@@ -35,7 +35,7 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
 from ..spec.problems import problem
 from ..spec.sampling import SamplingSpec
-from .request_ids import HEADER, request_id_of
+from .request_ids import request_id_of
 from .wording import with_fields
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,6 @@ def of_later_version(error: Exception) -> ApiError:
 
 
 def _answer_fault(request: Request, error: Exception) -> JSONResponse:
-    # Outside of all middleware: the header would be lacking. The traceback follows in the log.
-    request_id = request_id_of(request)
-    logger.error("%s %s failed: %s", request.method, request.url.path, request_id)
-    return error_response(500, FAULT, "internal_error", headers={HEADER: request_id})
+    # The traceback follows in the log.
+    logger.error("%s %s failed: %s", request.method, request.url.path, request_id_of(request))
+    return error_response(500, FAULT, "internal_error")

@@ -26,7 +26,7 @@ _GROUPS = {
         *("--cache", "--within", "--priority", "--idempotency-key", "--webhook", "--webhook-secret"),
         "--gpu-hour-price",
     ),
-    "Server": ("--host", "--port", "--grpc-port", "--allow-anonymous"),
+    "Server": ("--host", "--port", "--grpc-port", "--allow-anonymous", "--allowed-origins"),
     "Engine": (
         *("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--enable-prefix-caching"),
         *("--enforce-eager", "--gpu-memory-utilization", "--kv-cache-memory-bytes"),

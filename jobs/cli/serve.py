@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...storage.errors import Argument
+from ..errors import SpecError
 from ..open_ledger import open_ledger
-from ..settings import Settings
+from ..settings import Settings, parse_origins
 from ..spec.lora import parse_loras
 from ..spec.precision import Precision
 from .imports import importing
@@ -33,6 +35,7 @@ class Serving:
     lora_modules: Sequence[str] = ()
     served_model_name: str | None = None
     generation_config: GenerationConfig = "auto"
+    allowed_origins: tuple[str, ...] | None = None
 
     def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
         """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
@@ -41,6 +44,8 @@ class Serving:
             from ..api.server import refuse_anonymous
             from ..api.server import serve as serve_api
 
+        if self.allowed_origins is not None:
+            settings = settings.model_copy(update={"allowed_origins": self.allowed_origins})
         if not self.allow_anonymous:
             with open_ledger(settings) as ledger:
                 refuse_anonymous(ledger, self.host)
@@ -77,14 +82,30 @@ def serving(
             "--allow-anonymous", help="Without an API key, listen beyond this machine and answer to any host."
         ),
     ] = False,
+    allowed_origins: Annotated[
+        str | None,
+        typer.Option(
+            "--allowed-origins",
+            metavar="ORIGINS",
+            help="Sites whose pages may use it from a browser (CORS): https://app.example.com, with commas between "
+            "several, or * for all; default: HEADRACE_ALLOWED_ORIGINS, or none.",
+        ),
+    ] = None,
     lora_modules: LoraModules = None,
     served_model_name: ServedModelName = None,
     generation_config: GenerationConfig = "auto",
 ) -> Serving:
-    """The options of a server."""
+    """The options of a server. Raises `SpecError`."""
     precision, loras = Precision(dtype, quantization, kv_cache_dtype), lora_modules or ()
-    names = served_model_name, generation_config
-    return Serving(model, precision, host, port, grpc_port, allow_anonymous, loras, *names)
+    names, origins = (served_model_name, generation_config), _parse_origins(allowed_origins)
+    return Serving(model, precision, host, port, grpc_port, allow_anonymous, loras, *names, origins)
+
+
+def _parse_origins(text: str | None) -> tuple[str, ...] | None:
+    try:
+        return None if text is None else parse_origins(text)
+    except ValueError as error:
+        raise SpecError(Argument("allowed_origins"), f": {error}") from error
 
 
 @takes(serving)

@@ -49,6 +49,7 @@ def test_every_variable_is_read():
         HEADRACE_MAX_OPEN_REQUESTS="10",
         HEADRACE_MAX_QUEUED_JOBS="20",
         HEADRACE_METRICS_REQUIRE_KEY="1",
+        HEADRACE_ALLOWED_ORIGINS="https://app.example.com, http://[::1]:3000,tauri://localhost,*",
     )
     assert settings.model_dump(exclude={"data_dir"}) == {
         "redis_url": "redis://cache:6379/1",
@@ -68,6 +69,7 @@ def test_every_variable_is_read():
         "max_open_requests": 10,
         "max_queued_jobs": 20,
         "metrics_require_key": True,
+        "allowed_origins": ("https://app.example.com", "http://[::1]:3000", "tauri://localhost", "*"),
     }
 
 
@@ -142,6 +144,38 @@ def test_the_test_suites_own_variables_are_ignored():
             "HEADRACE_SINK_URLS: should have no user or password: those of a client's sink are not looked at",
         ),
         *(
+            (
+                "HEADRACE_ALLOWED_ORIGINS",
+                f"https://a.example,{origin}",
+                f"HEADRACE_ALLOWED_ORIGINS=https://a.example,{origin}: '{origin}' is no origin as browsers send it: "
+                f"write {written}",
+            )
+            for origin, written in (
+                ("https://app.example.com/", "https://app.example.com"),
+                ("https://app.example.com/chat?x=1", "https://app.example.com"),
+                ("https://App.example.com:443", "https://app.example.com"),
+                ("HTTP://me:secret@[::1]:3000", "http://[::1]:3000"),
+            )
+        ),
+        *(
+            (
+                "HEADRACE_ALLOWED_ORIGINS",
+                origin,
+                f"HEADRACE_ALLOWED_ORIGINS={origin}: '{origin}' is no origin: write scheme and host, with the port",
+            )
+            for origin in (
+                "app.example.com",
+                "localhost:3000",
+                "//app.example.com",
+                "http://localhost:*",
+                "https://*.example.com",
+                "https://bücher.example",
+                "https://[::1",
+                "null",
+                '["*"]',
+            )
+        ),
+        *(
             ("HEADRACE_REDIS_URL", url, "HEADRACE_REDIS_URL: cannot be read: use redis://user:password@host:6379/0, in")
             for url in (
                 "redis://:pass/word@cache",
@@ -181,6 +215,7 @@ def test_another_process_can_be_given_the_same():
         {
             "HEADRACE_DATA_DIR": "/data",
             "HEADRACE_INPUT_URLS": "https://a.example/,s3://b/",
+            "HEADRACE_ALLOWED_ORIGINS": "https://a.example,http://localhost:3000",
             "HEADRACE_METRICS_REQUIRE_KEY": "true",
             "HEADRACE_FLUSH_SECONDS": "0.25",
         }

@@ -100,18 +100,24 @@ class KeyRing:
 class Authentication:
     """ASGI middleware: sets `state.tenant` of HTTP and WebSocket requests, or answers 401 in the app's place.
 
-    Paths in `open_paths` need no key. While none is needed for others, pages of other sites get 403, with
-    `local_names_only` also whoever calls this machine by a name that may be another's. The answer also gets the headers
-    that are put into `state.response_headers`.
+    Paths in `open_paths` need no key. While none is needed for others, pages of other sites than `allowed_origins` get
+    403, with `local_names_only` also whoever calls this machine by a name that may be another's. The answer also gets
+    the headers that are put into `state.response_headers`.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str], local_names_only: bool = False
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        open_paths: Collection[str],
+        local_names_only: bool = False,
+        allowed_origins: Collection[str] = (),
     ) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = frozenset(open_paths)
         self._local_names_only = local_names_only
+        self._allowed_origins = frozenset(allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in self._open_paths:
@@ -126,9 +132,11 @@ class Authentication:
         if isinstance(caller, Refused):
             await _refuse(_unauthorized(caller), scope, receive, send)
             return
-        if self._keys.was_open and (refused := refusal(scope, self._local_names_only)) is not None:
-            await _refuse(refused, scope, receive, send)
-            return
+        if self._keys.was_open:
+            refused = refusal(scope, self._local_names_only, self._allowed_origins)
+            if refused is not None:
+                await _refuse(refused, scope, receive, send)
+                return
         scope.setdefault("state", {})["tenant"] = caller
         scope["state"][RESPONSE_HEADERS] = {}
         await self._app(scope, receive, _adding_headers(scope, send))

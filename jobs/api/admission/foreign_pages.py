@@ -6,6 +6,7 @@ that the page may read the answers too (DNS rebinding). Where a key is needed ne
 """
 
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -23,10 +24,11 @@ _PRIVATE_ENDINGS = (".localhost", ".internal")
 _ADVICE = "without an API key only localhost is: make one with `headrace keys create`, or serve with --allow-anonymous"
 
 
-def refusal(scope: Scope, local_names_only: bool) -> Response | None:
+def refusal(scope: Scope, local_names_only: bool, allowed_origins: Collection[str] = ()) -> Response | None:
     """Why a request that needed no key is not answered all the same (403), if it is not.
 
     `local_names_only`: whether it has to have been sent to an IP address or to a name that can only be this machine's.
+    `allowed_origins`: whose pages may do all that a program may; "*": any page.
     """
     headers = Headers(scope=scope)
     host, origin = headers.get("host", ""), headers.get("origin")
@@ -34,9 +36,13 @@ def refusal(scope: Scope, local_names_only: bool) -> Response | None:
         return error_response(403, f"the host {host!r} is not answered: {_ADVICE}", "host_not_allowed")
     # What a page asks otherwise its browser does not let it read, what comes through a WebSocket it does.
     is_socket = scope["type"] == "websocket"
-    if (is_socket or scope["method"] not in _SAFE_METHODS) and _is_foreign(headers, host, origin):
+    is_allowed = "*" in allowed_origins or origin in allowed_origins
+    if not is_allowed and (is_socket or scope["method"] not in _SAFE_METHODS) and _is_foreign(headers, host, origin):
         kept = "open no WebSocket" if is_socket else "change nothing"
-        message = f"a page of {origin or 'another site'} may {kept} here while no API key is needed"
+        message = (
+            f"a page of {origin or 'another site'} may {kept} here while no API key is needed, unless the server has "
+            "its origin among --allowed-origins"
+        )
         return error_response(403, message, "origin_not_allowed")
     return None
 

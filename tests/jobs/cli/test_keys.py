@@ -63,6 +63,10 @@ def test_limits_are_set_one_by_one(here: Run) -> None:
         (["tenants", "set", "acme", "--queued-tokens", "-1"], "--queued-tokens"),
         (["tenants", "set", "acme", "--weight", "0"], "weight"),
         (["serve", "--model", str(MODEL), "--host", "0.0.0.0"], "--allow-anonymous"),
+        (
+            ["serve", "--model", str(MODEL), "--allowed-origins", "https://a.example,http://b.example/"],
+            "--allowed-origins: 'http://b.example/' is no origin as browsers send it: write http://b.example",
+        ),
     ],
 )
 def test_what_is_refused_says_what_to_do(here: Run, arguments: list[str], word: str) -> None:

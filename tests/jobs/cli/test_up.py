@@ -27,7 +27,8 @@ def worker_of(up: int) -> psutil.Process | None:
 def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     data_dir = tmp_path / "data"
     command = ["up", "--model", str(MODEL), "--port", "0", "--dtype", "float32", "--max-num-seqs", "8"]
-    with started(command, environment(data_dir), tmp_path) as up:
+    command += ["--allowed-origins", "https://a.example,https://b.example"]
+    with started(command, environment(data_dir, HEADRACE_ALLOWED_ORIGINS="https://c.example"), tmp_path) as up:
         out, err = tmp_path / "out", tmp_path / "err"
         wait_until(lambda: "listening on" in out.read_text() or up.poll() is not None, "it listens", 120)
         assert up.poll() is None, err.read_text()
@@ -43,6 +44,8 @@ def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Cal
         answer = httpx2.post(curl[1], content=curl[-1], headers={"content-type": "application/json"}, timeout=60)
         assert answer.raise_for_status().json()["choices"][0]["message"]["content"]
         assert httpx2.get(f"{url}/v1/models", timeout=60).json()["data"][0]["dtype"] == "float32"
+        pages = [httpx2.get(f"{url}/health", headers={"Origin": f"https://{page}.example"}) for page in "abc"]
+        assert ["access-control-allow-origin" in page.headers for page in pages] == [True, True, False]
 
         first = worker_of(up.pid)
         assert first is not None
