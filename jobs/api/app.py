@@ -24,7 +24,7 @@ from .description import describe
 from .errors import answer_errors
 from .live_answers import LiveAnswers
 from .models import ServedModels
-from .openai import batches, chat, completions, files, responses
+from .openai import batches, chat, completions, files, responses, tokenization
 from .openai import models as openai_models
 from .openai.route import asking_turns
 from .outermost import Application
@@ -44,6 +44,7 @@ _ROUTERS = (
     row_routes.router,
     files.router,
     batches.router,
+    tokenization.router,
     openai_models.router,
     request_routes.router,
     status.router,
@@ -111,7 +112,8 @@ def _add_middleware(app: FastAPI, settings: Settings, local_names_only: bool) ->
     """Each around those before it."""
     upload_bytes = settings.max_file_bytes + files.MAX_FORM_BYTES
     upload_limit = dict.fromkeys((files.PATH, job_routes.UPLOAD_PATH), (upload_bytes, FILE_ADVICE))
-    live_limit = dict.fromkeys(ENDPOINTS, (min(settings.max_body_bytes, MAX_LIVE_BYTES), LIVE_ADVICE))
+    live_paths, live_bytes = (*ENDPOINTS, *tokenization.PATHS), min(settings.max_body_bytes, MAX_LIVE_BYTES)
+    live_limit = dict.fromkeys(live_paths, (live_bytes, LIVE_ADVICE))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}

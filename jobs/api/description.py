@@ -9,7 +9,7 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBod
 _NO_KEY = {"description": "There are API keys, and none that holds came with the request", "content": _ERROR}
 _INVALID = {"description": "A field is missing, unknown or can not be used", "content": _ERROR}
 # Routes that answer 400, as OpenAI's do, where others answer 422.
-_OPENAI = "/v1/"
+_OPENAI = ("/v1/", "/tokenize", "/detokenize")
 _OPEN = ("/health", "/ready", "/metrics")
 _KEY = {"key": {"type": "http", "scheme": "bearer", "description": "Needed from the first API key on"}}
 

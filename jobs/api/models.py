@@ -156,6 +156,16 @@ class ServedModels:
         known = ", ".join(self.told_names)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
 
+    def named_or_only(self, model: str | None) -> ServedModel:
+        """Likewise; None is the one base model. Raises `ApiError` (404), or 400 where there are several."""
+        if model is not None:
+            return self.model(model)
+        bases = [served for served in self._models if served.lora is None]
+        if len(bases) > 1:
+            known = ", ".join(self.told_names)
+            raise ApiError(400, f"say which model: {known}", "missing_required_parameter", "model")
+        return bases[0]
+
     def name_of(self, job: JobRecord) -> str:
         """What clients call the model, or the adapter, that a job was asked of; it need not be served any more."""
         return asked_model(job) if job.spec.get("lora") else self.base_name(job.model)

@@ -113,11 +113,20 @@ class LivePrompts:
 
     def text(self, prompt: str) -> list[int]:
         """The tokens of a text to be continued."""
-        self._check_size(prompt, "prompt")
-        token_ids = self.tokenizer.encode(prompt)
+        token_ids = self.encoded(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt is empty", "prompt")
         return token_ids
+
+    def encoded(self, prompt: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of any text that may fit into the context."""
+        self._check_size(prompt, "prompt")
+        return self.tokenizer.encode(prompt, add_special_tokens)
+
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        """The text of a request's `tokens`, special ones included."""
+        self._check_vocabulary(token_ids, "tokens")
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _encode_chat(self, text: str) -> list[int]:
         self._check_size(text, "messages")
@@ -134,16 +143,19 @@ class LivePrompts:
         num_tokens = len(prompt_token_ids)
         self._check_length(num_tokens, field)
         self._check_prompt_logprobs(num_tokens, sampling)
-        for token in (min(prompt_token_ids, default=0), max(prompt_token_ids, default=0)):
-            if not 0 <= token < self.vocab_size:
-                raise InvalidRequestError(
-                    f"prompt: token id {token} is outside the vocabulary of {self.vocab_size} tokens", "prompt"
-                )
+        self._check_vocabulary(prompt_token_ids, "prompt")
         self.tokenizer.encode_bad_words(sampling.bad_words)
         try:
             sampling.check_vocabulary(self.vocab_size)
         except SpecError as error:
             raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
+
+    def _check_vocabulary(self, token_ids: Sequence[int], field: str) -> None:
+        for token in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{field}: token id {token} is outside the vocabulary of {self.vocab_size} tokens", field
+                )
 
     def _check_size(self, text: str, field: str) -> None:
         """Refuse a text that is too long however it is tokenized: that takes seconds a megabyte."""

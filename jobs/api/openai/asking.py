@@ -108,10 +108,8 @@ class Asker:
 
     def chat(self, body: ChatCompletionRequest) -> Asked:
         model = self.models.model(body.model)
-        messages = [message.for_template() for message in body.messages]
         calls = expected_calls(body, model.prompts.tokenizer)
-        tools = [tool.for_template() for tool in body.callable_tools]
-        prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
+        prompt = model.prompts.chat(*body.prompt_parts)
         sampling = self._sampling(model, prompt, body, model.prompts.context_length)
         thinks = body.include_reasoning, body.thinking_token_budget, body.begun
         sampling = with_reasoning(sampling, model.prompts.tokenizer, body.told_template, *thinks)

@@ -217,6 +217,12 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
         return ChatEnding.of(self.add_generation_prompt is not False, bool(self.continue_final_message))
 
     @property
+    def prompt_parts(self) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]], ChatEnding]:
+        """What the prompt is made of, as `LivePrompts.chat` takes it."""
+        messages = [message.for_template() for message in self.messages]
+        return messages, self.told_template, [tool.for_template() for tool in self.callable_tools], self.ending
+
+    @property
     def begun(self) -> str | None:
         """The answer that is gone on with, if one is."""
         last = self.messages[-1]
