@@ -109,6 +109,8 @@ _OF_PLACES = "IS_FIRST"
 # What a kernel that begins while the one before it runs waits with, and what it must not do before.
 _WAITS, _TOUCHES = "griddepcontrol.wait", r"\b(ld|st|atom|red|cp\.async\S*)\S*\.global"
 _compiled: set[tuple[object, ...]] = set()
+# What is to be printed, and with it the machine code of a kernel that has wgmma.
+_told: list[tuple[dict[str, Any], bytes | None]] = []
 
 
 def compile_instead(
@@ -150,9 +152,21 @@ def compile_instead(
     if options.get("launch_pdl"):
         follows = arguments.get("FOLLOWS_WIDE", False)
         about["waits"] = waits_at_end(compiled.asm["ptx"]) if follows else waits_first(compiled.asm["ptx"])
-    unwritten = read_unwritten(compiled.asm["cubin"]) if "wgmma" in compiled.asm["ptx"] else []
-    code = describe(compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared) if is_reported else {}
-    print(json.dumps({**about, "unwritten": unwritten, **shared, **shapes, **code}), flush=True)
+    cubin, sizes = compiled.asm["cubin"], (compiled.metadata.num_warps, compiled.metadata.shared)
+    code = describe(cubin, card.capability, *sizes) if is_reported else {}
+    told = {**about, "unwritten": [], **shared, **shapes, **code}
+    _told.append((told, cubin if "wgmma" in compiled.asm["ptx"] else None))
+
+
+def tell(card: Card) -> None:
+    """Print what was compiled, and what of it reads registers that nothing has written."""
+    suspects = [(told, cubin) for told, cubin in _told if cubin is not None]
+    found = read_unwritten([cubin for _, cubin in suspects], card.capability) if suspects else []
+    for (told, _), unwritten in zip(suspects, found, strict=True):
+        told["unwritten"] = unwritten
+    for told, _ in _told:
+        print(json.dumps(told), flush=True)
+    _told.clear()
 
 
 def waits_first(ptx: str) -> bool:
@@ -436,7 +450,7 @@ MODELS = {
 def compile_models(card: Card) -> None:
     """Every kernel as those models launch it in bfloat16: their attention, products, norms, rotary and sampling."""
     for name, model in MODELS.items():
-        print(json.dumps({"model": name}), flush=True)
+        _told.append(({"model": name}, None))
         for kv_dtype in (None, card.fp8):
             attend(model.heads, model.kv_heads, model.head_dim, BF16, kv_dtype=kv_dtype)
         compile_rows(model)
@@ -534,6 +548,7 @@ def main() -> None:
         JITFunction.run = partialmethod(compile_instead, card, arguments.report)
         for part in arguments.parts:
             PARTS[part](card)
+        tell(card)
 
 
 if __name__ == "__main__":

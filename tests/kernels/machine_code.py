@@ -1,10 +1,11 @@
 """What the compiler made of a kernel, read with the tools that come with Triton: `compile_kernels.py --report`."""
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +34,10 @@ _KINDS = {
     "exp": r"MUFU",
     "convert": r"F2F|I2F|F2I|I2I",
 }
-_LABEL = re.compile(r"^(\.L_x_\d+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?\s*([A-Z][\w.]*)([^;]*);")
-_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+_TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
+# Of an instruction, of a section's header, and its flag that the section is code.
+_BYTES, _SECTION, _IS_CODE = 16, struct.Struct("<IIQQQQIIQQ"), 4
 # What all threads share. `gdesc[UR4]` is four registers, of which the last two say where the second factor is.
 _UNIFORM, _FACTORS = re.compile(r"\bUR(\d+)"), re.compile(r"gdesc\[UR(\d+)\]")
 _WRITES_UNIFORM = re.compile(r"U(?!BLKCP|BLKPF|TMA|CGABAR|SETMAXREG)|R2UR|S2UR|VOTEU|REDUX|CREDUX")
@@ -45,14 +47,15 @@ _PREDICATES = re.compile(r"\s*(?:U?P\d|U?PT),\s*")
 
 @dataclass(frozen=True)
 class Instruction:
-    """operands: also the label that it branches to. is_guarded: some threads may leave it out."""
+    """is_guarded: some threads may leave it out. target: the place of what it branches to."""
 
     name: str
     operands: str
     is_guarded: bool
+    target: int | None
 
 
-def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
+def describe(cubin: bytes, capability: int, num_warps: int, shared_bytes: int) -> dict[str, Any]:
     """Registers a thread, the bytes of stack that hold what they do not, how many programs a processor has room for,
     and the instructions by kind: of all, and of each innermost loop."""
     usage = _run_on(cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
@@ -64,17 +67,20 @@ def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
         _WARPS // num_warps,
         _PROGRAMS,
     )
-    instructions, labels = _parse(_run_on(cubin, knobs.nvidia.nvdisasm.path, "-c").splitlines())
-    loops = [_counts(instructions[begin:end]) for begin, end in sorted(_innermost_loops(instructions, labels))]
+    (instructions,) = _disassemble([cubin], capability)
+    loops = [_counts(instructions[begin:end]) for begin, end in sorted(_innermost_loops(instructions))]
     # Two instructions and a branch: the end of a program, and waiting.
     loops = [counts for counts in loops if counts["instructions"] > 3]
     room_for = {"registers": registers, "stack_bytes": stack, "programs_per_processor": room}
     return {**room_for, "program": _counts(instructions), "loops": loops}
 
 
-def read_unwritten(cubin: bytes) -> list[str]:
-    """The instructions that read a register of all threads which, on some way there, nothing has written."""
-    instructions, labels = _parse(_run_on(cubin, knobs.nvidia.nvdisasm.path, "-c").splitlines())
+def read_unwritten(cubins: Sequence[bytes], capability: int) -> list[list[str]]:
+    """Of each kernel those instructions that read a register of all threads which, on some way there, nothing wrote."""
+    return [_read_unwritten(instructions) for instructions in _disassemble(cubins, capability)]
+
+
+def _read_unwritten(instructions: list[Instruction]) -> list[str]:
     written: list[frozenset[int] | None] = [None] * len(instructions)
     # On every way there: what is written on none of them is not known of at all.
     waiting = [(0, frozenset[int]())]
@@ -87,7 +93,7 @@ def read_unwritten(cubin: bytes) -> list[str]:
             continue
         written[place] = now = before if known is None else known & before
         after = now | _uniform_writes(instructions[place])
-        waiting.extend((following, after) for following in _following(place, instructions[place], labels))
+        waiting.extend((following, after) for following in _following(place, instructions[place]))
     return [
         each.name + each.operands
         for each, before in zip(instructions, written, strict=True)
@@ -95,12 +101,11 @@ def read_unwritten(cubin: bytes) -> list[str]:
     ]
 
 
-def _following(place: int, instruction: Instruction, labels: dict[str, int]) -> list[int]:
-    target = _TARGET.search(instruction.operands)
+def _following(place: int, instruction: Instruction) -> list[int]:
     if not instruction.name.startswith(("BRA", "EXIT")):
         return [place + 1]
     goes_on = instruction.is_guarded or "," in instruction.operands
-    return [*([labels[target[1]]] if target else []), *([place + 1] if goes_on else [])]
+    return [*([] if instruction.target is None else [instruction.target]), *([place + 1] if goes_on else [])]
 
 
 def _uniform_writes(instruction: Instruction) -> frozenset[int]:
@@ -130,32 +135,51 @@ def _without_predicates(instruction: Instruction) -> str:
     return operands
 
 
-def _run_on(cubin: bytes, program: str, option: str) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+def _disassemble(cubins: Sequence[bytes], capability: int) -> list[list[Instruction]]:
+    """The instructions of each: in one go, of which most is how long the disassembler takes to start."""
+    codes = [_code(cubin) for cubin in cubins]
+    architecture = f"SM{capability}a" if capability >= 90 else f"SM{capability}"
+    listing = _run_on(b"".join(codes), knobs.nvidia.nvdisasm.path, "--binary", architecture)
+    found = [match for line in listing.splitlines() if (match := _INSTRUCTION.search(line))]
+    assert len(found) * _BYTES == sum(map(len, codes))
+    kernels, first = [], 0
+    for code in codes:
+        end = first + len(code) // _BYTES
+        kernels.append([_instruction(match, first) for match in found[first:end]])
+        first = end
+    return kernels
+
+
+def _instruction(found: re.Match[str], first: int) -> Instruction:
+    """first: the place where its kernel begins."""
+    target = _TARGET.search(found[3]) if found[2].startswith("BRA") else None
+    place = int(target[1], 16) // _BYTES - first if target else None
+    return Instruction(found[2], found[3], found[1] is not None, place)
+
+
+def _code(cubin: bytes) -> bytes:
+    """What a kernel's file has of machine code, in a section of its own."""
+    (offset,) = struct.unpack_from("<Q", cubin, 40)
+    size, count = struct.unpack_from("<HH", cubin, 58)
+    sections = [_SECTION.unpack_from(cubin, offset + index * size) for index in range(count)]
+    (code,) = (cubin[begin : begin + length] for _, _, flags, _, begin, length, *_ in sections if flags & _IS_CODE)
+    return code
+
+
+def _run_on(binary: bytes, program: str, *options: str) -> str:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(binary)
         file.flush()
-        return subprocess.run([program, option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([program, *options, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def _parse(lines: Iterable[str]) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions, and before which of them each label stands."""
-    instructions: list[Instruction] = []
-    labels: dict[str, int] = {}
-    for line in lines:
-        if label := _LABEL.match(line):
-            labels[label[1]] = len(instructions)
-        elif found := _INSTRUCTION.search(line):
-            instructions.append(Instruction(found[2], found[3], found[1] is not None))
-    return instructions, labels
-
-
-def _innermost_loops(instructions: list[Instruction], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
+def _innermost_loops(instructions: list[Instruction]) -> Iterator[tuple[int, int]]:
     """From where to where: what a branch jumps back over, without such a branch within."""
-    begins: dict[int, int] = {}
-    for place, instruction in enumerate(instructions):
-        target = _TARGET.search(instruction.operands)
-        if instruction.name.startswith("BRA") and target and labels[target[1]] <= place:
-            begins[place + 1] = labels[target[1]]
+    begins = {
+        place + 1: instruction.target
+        for place, instruction in enumerate(instructions)
+        if instruction.target is not None and instruction.target <= place
+    }
     for end, begin in begins.items():
         if not any(begin <= other and last < end for last, other in begins.items()):
             yield begin, end
