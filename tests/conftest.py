@@ -58,7 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the tests' modules import stays: nothing for the garbage collector to look at again and again."""
+    """What the tests' modules import stays: nothing for the garbage collector to look at again and again.
+
+    Nor at the end, which would take seconds.
+    """
     gc.disable()
     try:
         return (yield)
@@ -67,11 +70,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
             _triton_interpreter("hasten_interpreter")
-
-
-def pytest_unconfigure() -> None:
-    # What nobody takes down at the end, libraries in C++ report as leaked.
-    gc.unfreeze()
 
 
 def _triton_interpreter(name: str) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import duckdb
 import pandas as pd
 import psycopg
 import pytest
@@ -16,6 +15,7 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger.records import JobState
 
+from ..duck import read_by_duckdb
 from ..postgres import new_database, postgres_binaries, running_postgres
 from .running import LABELS, MODEL, environment, write_tickets
 
@@ -57,8 +57,7 @@ def test_everyone_reads_the_same_rows(served, postgres_url, tmp_path):
     parts = [str(path) for path in sorted((tmp_path / "a").glob("*.parquet"))]
     expected = [tuple(row.values()) for row in rows]
     query = f"select {COLUMNS} from {{}} order by row"
-    with duckdb.connect() as duck:
-        assert duck.execute(query.format(f"'{tmp_path}/a/*.parquet'")).fetchall() == expected
+    assert read_by_duckdb(query.format(f"'{tmp_path}/a/*.parquet'")) == expected
     frame = pd.concat(map(pd.read_parquet, parts)).sort_values("row")
     assert frame["label"].tolist() == [row["label"] for row in rows]
     assert frame["confidence"].tolist() == [row["confidence"] for row in rows]

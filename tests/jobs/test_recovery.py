@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import duckdb
 import psutil
 import pyarrow.dataset as ds
 import pytest
@@ -19,6 +18,7 @@ from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger.records import JobState
 
+from ..duck import read_by_duckdb
 from .conftest import wait_until
 from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started, write_tickets
 
@@ -178,8 +178,7 @@ def test_a_run_killed_halfway_is_resumed_without_doing_anything_twice(runs, undi
 
 def label_counts_by_duckdb(folder: Path) -> dict[str, int]:
     query = f"select label, count(*), avg(confidence) from '{folder}/*.parquet' group by 1"
-    with duckdb.connect() as connection:
-        rows = connection.execute(query).fetchall()
+    rows = read_by_duckdb(query)
     assert all(0 < confidence <= 1 for _, _, confidence in rows)
     return {label: count for label, count, _ in rows}
 

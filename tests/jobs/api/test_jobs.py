@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import httpx2
 import pandas as pd
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from ...duck import read_by_duckdb
 from .conftest import ApiServer
 from .receiver import Receiver, receiving
 
@@ -219,8 +219,7 @@ def test_results_as_files(api: ApiServer, done: str, tmp_path: Path) -> None:
         assert response.headers["content-disposition"] == f'attachment; filename="{done}.{ending}"'
         path = tmp_path / f"results.{ending}"
         path.write_bytes(response.content)
-        read = duckdb.sql(f"select custom_id, label from '{path}'".replace("jsonl'", "jsonl'")).fetchall()
-        assert dict(read) == labels
+        assert dict(read_by_duckdb(f"select custom_id, label from '{path}'")) == labels
     assert dict(pd.read_parquet(tmp_path / "results.parquet")[["custom_id", "label"]].to_numpy()) == labels
     stream = api.http.get(f"/jobs/{done}/results.arrow").raise_for_status()
     assert stream.headers["content-type"] == "application/vnd.apache.arrow.stream"

@@ -5,7 +5,6 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +17,7 @@ from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
 from headrace.storage.rows.spool import PlannedRow
 
+from ...duck import read_by_duckdb
 from ...engine.fakes import CONTEXT, fake_answer, fake_logits
 from ..attempts import ROWS, ask
 from ..models import WORDS
@@ -81,7 +81,7 @@ def test_choices_give_a_label_with_its_confidence(shop):
         best, second, _ = sorted(probabilities.values(), reverse=True)
         assert values["margin"] == best - second
         assert values["entropy"] == pytest.approx(sum(-each * math.log(each) for each in probabilities.values()))
-    doubtful = duckdb.sql(f"SELECT row FROM '{shop.output}/*.parquet' ORDER BY margin LIMIT 2").fetchall()
+    doubtful = read_by_duckdb(f"SELECT row FROM '{shop.output}/*.parquet' ORDER BY margin LIMIT 2")
     ranked = sorted(shop.table().to_pylist(), key=lambda values: values["margin"])
     assert [row for (row,) in doubtful] == [values["row"] for values in ranked[:2]]
     shop.assert_settled()
@@ -155,7 +155,7 @@ def test_log_probabilities_are_a_column_that_sql_reads(shop):
             assert [each["logprob"] for each in found["top"]] == pytest.approx(expected[likeliest].tolist(), abs=1e-5)
             tokens.append(token)
     query = "SELECT row, len(logprobs[1].top), list_sum([each.logprob for each in logprobs]) FROM '{}/*.parquet'"
-    for row, num_top, total in duckdb.sql(query.format(shop.output)).fetchall():
+    for row, num_top, total in read_by_duckdb(query.format(shop.output)):
         column = shop.table()["logprobs"].to_pylist()[row]
         assert (num_top, total) == (3, pytest.approx(sum(each["logprob"] for each in column)))
 

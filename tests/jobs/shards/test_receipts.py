@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +18,7 @@ from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.manifest import Manifest, read_report, write_manifest
 from headrace.storage.rows.spool import PlannedRow
 
+from ...duck import read_by_duckdb
 from ..attempts import ROWS, stop_after
 from ..shop import JOB, SHARD, Shop
 
@@ -68,7 +68,7 @@ def test_a_greedy_answer_has_no_seed_and_sql_reads_it(shop, tools):
     shop.attempt(tools=tools).run()
     columns = "receipt.seed, receipt.attempt, receipt.dtype, receipt IS NULL"
     query = f"SELECT DISTINCT {columns} FROM '{shop.output}/*.parquet' ORDER BY 4"
-    assert duckdb.sql(query).fetchall() == [(None, 1, "float32", False), (None, None, None, True)]
+    assert read_by_duckdb(query) == [(None, 1, "float32", False), (None, None, None, True)]
 
 
 def test_what_is_auto_is_said_by_name(model):

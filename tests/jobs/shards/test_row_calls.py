@@ -5,7 +5,6 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 
@@ -21,6 +20,7 @@ from headrace.jobs.shards.row_calls import RowTools, has_calls
 from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.schemas import JobSpec
 
+from ...duck import read_by_duckdb
 from ...engine.gemma4_chats import gemma4_copy
 from ..attempts import RECEIPT
 from ..running import MODEL
@@ -157,7 +157,7 @@ def test_a_job_over_conversations_with_tools(hermes, tmp_path, unserved: Client)
     job.wait()
     query = f"select tool_calls[1].function.name, input_tool_calls, output from '{tmp_path}/out/*.parquet'"
     text = '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
-    assert duckdb.sql(query).fetchall() == [("close", "none", text)] * 2
+    assert read_by_duckdb(query) == [("close", "none", text)] * 2
     for line in openai_lines(job.record, job.results()):
         [choice] = line["response"]["body"]["choices"]
         [made] = choice["message"]["tool_calls"]

@@ -3,7 +3,6 @@
 from inspect import signature
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +14,8 @@ from headrace.storage.output.folder import OutputFolder
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.remote_folder import RemoteFolder
 from headrace.storage.rows.columns import REASONING_NAMES, RESERVED_NAMES
+
+from ...duck import read_by_duckdb
 
 JOB = "job-1"
 # As those of before parts were marked with their job.
@@ -115,9 +116,9 @@ def test_output_columns_in_duckdb(tmp_path: Path) -> None:
     row = dict.fromkeys(schema.names) | {"row": 0, "text": "hi", "probabilities": {"a": 0.75, "b": 0.25}}
     LocalFolder(tmp_path).write_part(NAME, pa.Table.from_pylist([row], schema=schema))
     LocalFolder(tmp_path).publish(NAME)
-    found = duckdb.connect().execute(f"SELECT *, probabilities['a'] AS p FROM '{tmp_path}/*.parquet'")
-    assert [column[0] for column in found.description or []] == [*schema.names, "p"]
-    assert found.fetchall()[0][-1] == 0.75
+    query = f"SELECT *, probabilities['a'] AS p FROM '{tmp_path}/*.parquet'"
+    assert [name for name, *_ in read_by_duckdb(f"DESCRIBE {query}")] == [*schema.names, "p"]
+    assert read_by_duckdb(query)[0][-1] == 0.75
 
 
 def test_probabilities_are_there_on_demand() -> None:
