@@ -44,6 +44,8 @@ def hasten_interpreter() -> None:
     core = interpreter.tl.core
     core.dtype.__eq__ = _by_identity(core.dtype)
     tensor, block = core.tensor, core.block_type
+    plain = frozenset((tensor, core.dtype, core.pointer_type, block, bool, int, float, str, type(None)))
+    core._unwrap_if_constexpr = _unless_plain(core._unwrap_if_constexpr, plain)
     tensor.__init__ = _remembering_shapes(tensor.__init__)
     block.__init__ = _remembering_blocks(block.__init__)
     interpreter.ReduceOps.generic_reduce = _by_halves(interpreter.ReduceOps.generic_reduce)
@@ -122,6 +124,15 @@ def _by_identity(kind: Any) -> Any:
         return self is other or is_equal(self, other)
 
     return is_same
+
+
+def _unless_plain(unwrap: Any, plain: frozenset[type]) -> Any:
+    """plain: what neither is nor has anything to be unwrapped."""
+
+    def unwrap_unless_plain(value: Any) -> Any:
+        return value if type(value) in plain else unwrap(value)
+
+    return unwrap_unless_plain
 
 
 def _remembering_shapes(begin: Any) -> Any:
