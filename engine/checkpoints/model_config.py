@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from .families import READERS
-from .model_folder import Raw, config_file, read_config, read_stop_ids
+from .model_folder import FileError, Raw, config_file, read_config, read_stop_ids
 from .model_shape import (
     DecoderNames,
     FalconConfig,
@@ -38,6 +38,8 @@ class ModelConfig(ModelShape):
             quantization = read_quantization(raw)
             shape = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
             _check(shape)
+        except FileError:
+            raise
         except ModelError as error:
             raise ModelError(f"{config_file(folder)}: {error}") from error
         except KeyError as missing:

@@ -1,6 +1,8 @@
 """What a model's files say it is: a Hugging Face folder's, or a GGUF file's metadata. Free of torch."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,31 @@ Raw = dict[str, Any]
 TEMPLATES_FOLDER = "additional_chat_templates"
 
 
+class FileError(ModelError):
+    """Says already which of a model's files is at fault."""
+
+
+@contextmanager
+def at_fault(file: Path) -> Iterator[None]:
+    """Name the file in errors about what it holds."""
+    try:
+        yield
+    except FileError:
+        raise
+    except ModelError as error:
+        raise FileError(f"{file}: {error}") from error
+
+
 def read_json_object(file: Path) -> Raw:
     """What a model folder's JSON file holds. Raises `ModelError` when it is no JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
+        raise FileError(f"{file} is not valid JSON: {error}") from error
     except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+        raise FileError(f"{file} cannot be read: {error.strerror}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold a JSON object")
+        raise FileError(f"{file} must hold a JSON object")
     return content
 
 

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ModelError
-from .model_folder import Raw, read_json_object
+from ..errors import ModelError, shown
+from .model_folder import Raw, at_fault, read_json_object
+from .scalars import numbers, whole_or_none
 
+# Where a `config.json` has what a tower is, for errors.
 # Of the images that OpenAI's CLIP was trained with, by which many were published.
+TOWER = "vision_config."
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -120,11 +123,8 @@ class VisionConfig:
         """How many vectors an image's token is: one in place of its embedding, and those of `deepstack_layers`."""
         return 1 + len(self.deepstack_layers)
 
-    def check(self) -> None:
-        """Raises `ModelError` for numbers that cannot be, or contradict each other."""
-        for name in ("depth", "hidden_size", "num_heads", "patch_size", "spatial_merge_size", "temporal_patch_size"):
-            if (size := getattr(self, name)) < 1:
-                raise ModelError(f"vision_config.{name} must be at least 1, not {size}")
+    def check(self, folder: Path) -> None:
+        """Raises `ModelError` for sizes that contradict each other, of which each was checked when it was read."""
         if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
             raise ModelError(
                 f"vision_config.hidden_size {self.hidden_size} must be a multiple of 4 times num_heads {self.num_heads}"
@@ -139,10 +139,14 @@ class VisionConfig:
                 f"vision_config.deepstack_visual_indexes {layers} must be in ascending order, and some of its "
                 f"{self.depth} layers"
             )
+        with at_fault(image_file(folder)):
+            self._check_images()
+
+    def _check_images(self) -> None:
         if not self.factor**2 <= self.min_pixels <= self.max_pixels:
             raise ModelError(
                 f"min_pixels {self.min_pixels} and max_pixels {self.max_pixels} must be in this order, from "
-                f"{self.factor**2} on: see preprocessor_config.json"
+                f"{self.factor**2} on"
             )
         if len(self.image_mean) != self.num_channels or len(self.image_std) != self.num_channels:
             raise ModelError(f"image_mean and image_std must have {self.num_channels} numbers each")
@@ -160,23 +164,38 @@ class ImageScale:
 
 def read_scale(folder: Path, published: ImageScale) -> ImageScale:
     """What the folder says of images, in the file of its own or in the one for all kinds of input."""
-    images = image_processor(folder)
-    size = images.get("size") or {}
-    return ImageScale(
-        min_pixels=int(images.get("min_pixels") or size.get("shortest_edge") or published.min_pixels),
-        max_pixels=int(images.get("max_pixels") or size.get("longest_edge") or published.max_pixels),
-        image_mean=tuple(map(float, images.get("image_mean") or published.image_mean)),
-        image_std=tuple(map(float, images.get("image_std") or published.image_std)),
-    )
+    with at_fault(image_file(folder)):
+        images = image_processor(folder)
+        if not isinstance(size := images.get("size") or {}, Mapping):
+            raise ModelError(f"size must be a JSON object, not {shown(size)}")
+        return ImageScale(
+            min_pixels=_pixels(images, "min_pixels", size, "shortest_edge") or published.min_pixels,
+            max_pixels=_pixels(images, "max_pixels", size, "longest_edge") or published.max_pixels,
+            image_mean=numbers(images, "image_mean", published.image_mean),
+            image_std=numbers(images, "image_std", published.image_std),
+        )
 
 
-def image_processor(folder: Path) -> Mapping[str, Any]:
-    """What the folder says of how images are made ready; nothing where it does not."""
-    if (file := folder / "preprocessor_config.json").is_file():
-        return read_json_object(file)
-    if (file := folder / "processor_config.json").is_file():
-        return read_json_object(file).get("image_processor") or {}
-    return {}
+def _pixels(images: Raw, name: str, size: Mapping[str, Any], edge: str) -> int | None:
+    return whole_or_none(images, name) or whole_or_none(size, edge, within="size.")
+
+
+def image_file(folder: Path) -> Path:
+    """The file that says how images are made ready; where there is none, what they follow from."""
+    files = [folder / name for name in ("preprocessor_config.json", "processor_config.json", "config.json")]
+    return next((file for file in files if file.is_file()), files[-1])
+
+
+def image_processor(folder: Path) -> Raw:
+    """What that file says of them, without nulls; nothing where there is none. Raises `ModelError`."""
+    file = image_file(folder)
+    if file.name == "config.json":
+        return {}
+    content = read_json_object(file)
+    images = content if file.name == "preprocessor_config.json" else content.get("image_processor") or {}
+    if not isinstance(images, dict):
+        raise ModelError(f"image_processor must be a JSON object, not {shown(images)}")
+    return {name: value for name, value in images.items() if value}
 
 
 def decoder_fields(raw: Raw) -> Raw:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
+from ..scalars import number, number_or_none, whole, whole_or_none
 from .glm import guessing_parts, read_experts
 from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation, require_one_of
 from .sparse_layers import with_listed_layers
@@ -57,7 +58,7 @@ def read_mistral4(folder: Path, raw: Raw) -> ModelShape:
     """Mistral Small 4: DeepSeek-V3 with experts that probabilities choose, and queries that grow as Ministral 3's."""
     if not (rope := raw.get("rope_parameters")):
         raise ModelError("rope_parameters is missing: its family stretches all positions")
-    turned, plain_dim = int(raw["qk_rope_head_dim"]), int(raw["qk_nope_head_dim"])
+    turned, plain_dim = whole(raw, "qk_rope_head_dim"), whole(raw, "qk_nope_head_dim")
     # It counts the numbers of a head that are not rotated too.
     if read_rotary_dim(raw, turned + plain_dim, turned / (turned + plain_dim)) != turned:
         raise ModelError("partial_rotary_factor is not what of a head qk_rope_head_dim is")
@@ -71,13 +72,13 @@ def read_mistral4(folder: Path, raw: Raw) -> ModelShape:
 
 def _read(folder: Path, raw: Raw) -> ModelShape:
     require_activation(raw, "hidden_act", "silu")
-    rank, query_rank = int(raw["kv_lora_rank"]), raw.get("q_lora_rank")
+    rank = whole(raw, "kv_lora_rank")
     latent = LatentAttentionConfig(
         rank=rank,
-        query_rank=None if query_rank is None else int(query_rank),
-        plain_dim=int(raw["qk_nope_head_dim"]),
-        rotary_dim=int(raw["qk_rope_head_dim"]),
-        value_dim=int(raw["v_head_dim"]),
+        query_rank=whole_or_none(raw, "q_lora_rank"),
+        plain_dim=whole(raw, "qk_nope_head_dim"),
+        rotary_dim=whole(raw, "qk_rope_head_dim"),
+        value_dim=whole(raw, "v_head_dim"),
     )
     if read_rotary_dim(raw, latent.rotary_dim, 1.0) != latent.rotary_dim:
         raise ModelError("partial_rotary_factor is set: qk_rope_head_dim says what of a head is rotated")
@@ -100,7 +101,7 @@ def _read(folder: Path, raw: Raw) -> ModelShape:
 def _growth(raw: Raw) -> float:
     """What queries and keys are multiplied by where the context is stretched (YaRN's `mscale_all_dim`)."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    share = float(scaling.get("mscale_all_dim") or 0)
+    share = number_or_none(scaling, "mscale_all_dim") or 0
     if (scaling.get("rope_type") or scaling.get("type") or "default") == "default" or not share:
         return 1.0
-    return 1 + 0.1 * share * math.log(max(1.0, float(scaling["factor"])))
+    return 1 + 0.1 * share * math.log(max(1.0, number(scaling, "factor")))

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, LayerInputsConfig, LayerSizes, ModelShape, MoeConfig
+from ..scalars import whole, whole_or_none
 from ..vision_config import decoder_fields
 from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
 from .sliding_windows import read_windows, sliding_layers
@@ -80,17 +81,17 @@ def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _layer_inputs(raw: Raw) -> LayerInputsConfig | None:
-    size = int(raw["hidden_size_per_layer_input"])
-    return LayerInputsConfig(size, int(raw["vocab_size_per_layer_input"])) if size else None
+    size = whole(raw, "hidden_size_per_layer_input")
+    return LayerInputsConfig(size, whole(raw, "vocab_size_per_layer_input")) if size else None
 
 
 def _mixture(raw: Raw, num_layers: int) -> MoeConfig | None:
     if not raw.get("enable_moe_block"):
         return None
     return MoeConfig(
-        num_experts=int(raw["num_experts"]),
-        num_experts_per_tok=int(raw["top_k_experts"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
+        num_experts=whole(raw, "num_experts"),
+        num_experts_per_tok=whole(raw, "top_k_experts"),
+        intermediate_size=whole(raw, "moe_intermediate_size"),
         norm_topk_prob=True,
         sparse_layers=(True,) * num_layers,
         naming="gemma4",
@@ -113,7 +114,7 @@ def _layers(raw: Raw, plain: ModelShape, is_sliding: tuple[bool, ...]) -> tuple[
     has_same = bool(raw.get("attention_k_eq_v", False))
     full = replace(_full_heads(raw, sliding, is_sliding, has_same), keys_are_values=has_same)
     widened = 2 if raw.get("use_double_wide_mlp") else 1
-    num_own = len(is_sliding) - int(raw.get("num_kv_shared_layers", 0))
+    num_own = len(is_sliding) - whole(raw, "num_kv_shared_layers", 0)
     layers: list[LayerSizes] = []
     for index, slides in enumerate(is_sliding):
         sizes = sliding if slides else full
@@ -153,6 +154,6 @@ def _with_heads(sizes: LayerSizes, fields: Raw) -> LayerSizes:
         raise ModelError(f"per_layer_config has {', '.join(others)}; supported: head_dim, num_key_value_heads")
     return replace(
         sizes,
-        head_dim=int(fields.get("head_dim") or sizes.head_dim),
-        num_key_value_heads=int(fields.get("num_key_value_heads") or sizes.num_key_value_heads),
+        head_dim=whole_or_none(fields, "head_dim") or sizes.head_dim,
+        num_key_value_heads=whole_or_none(fields, "num_key_value_heads") or sizes.num_key_value_heads,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape, MoeConfig
+from ..scalars import number, whole, whole_or_none
 from .llama import FUSED_GATE_UP, read_llama, read_plain, read_qwen3, read_rotary_dim, require_activation
 from .others import read_exaone4
 from .sliding_windows import read_windows, sliding_layers
@@ -55,18 +56,18 @@ def read_ernie_moe(folder: Path, raw: Raw) -> ModelShape:
         raise ModelError("use_bias is set: ERNIE's mixtures are supported without biases")
     # A head's size follows from the others here.
     plain = read_ernie(folder, {"head_dim": None, **raw})
-    inner, last = int(raw["moe_intermediate_size"]), int(raw.get("moe_layer_end_index", -1))
-    first, step = int(raw.get("moe_layer_start_index", 1)), int(raw.get("moe_layer_interval", 1))
+    inner, last = whole(raw, "moe_intermediate_size"), whole(raw, "moe_layer_end_index", -1)
+    first, step = whole(raw, "moe_layer_start_index", 1), whole(raw, "moe_layer_interval", 1)
     layers = range(plain.num_hidden_layers)
     end = len(layers) if last == -1 else last + 1
     moe = MoeConfig(
-        num_experts=int(raw["moe_num_experts"]),
-        num_experts_per_tok=int(raw["moe_k"]),
+        num_experts=whole(raw, "moe_num_experts"),
+        num_experts_per_tok=whole(raw, "moe_k"),
         intermediate_size=inner,
         norm_topk_prob=True,
         sparse_layers=tuple(first <= layer < end and (layer + 1) % step == 0 for layer in layers),
         naming="ernie",
-        shared_expert_intermediate_size=int(raw.get("moe_num_shared_experts", 2)) * inner or None,
+        shared_expert_intermediate_size=whole(raw, "moe_num_shared_experts", 2) * inner or None,
         has_shared_gate=False,
         has_correction=True,
         are_sigmoids=False,
@@ -85,8 +86,7 @@ def read_minimax_m2(folder: Path, raw: Raw) -> ModelShape:
     if 0 in (raw.get("attn_type_list") or ()):
         raise ModelError("attn_type_list has 0: linear attention is not supported")
     plain = read_plain(folder, {"head_dim": 128, **raw}, rope_theta=5e6)
-    known = raw.get("rotary_dim")
-    rotary_dim = int(known) if known else read_rotary_dim(raw, plain.head_dim, 1.0)
+    rotary_dim = whole_or_none(raw, "rotary_dim") or read_rotary_dim(raw, plain.head_dim, 1.0)
     experts = {**raw, "moe_intermediate_size": plain.intermediate_size, "n_shared_experts": 0}
     return replace(
         plain,
@@ -131,7 +131,7 @@ def read_solar_open(folder: Path, raw: Raw) -> ModelShape:
 
 def read_dots1(folder: Path, raw: Raw) -> ModelShape:
     """dots.llm1: a Qwen3 with such experts."""
-    last = int(raw.get("max_window_layers", 62))
+    last = whole(raw, "max_window_layers", 62)
     windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
     return replace(
         read_qwen3(folder, raw), sliding_windows=windows, moe=read_experts(raw, first_dense=0, normalises=False)
@@ -181,28 +181,29 @@ def read_exaone_moe(folder: Path, raw: Raw) -> ModelShape:
 
 def read_experts(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
     """As DeepSeek-V3 has it. The defaults are for fields left out."""
-    inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
-    first_dense, step = int(raw.get("first_k_dense_replace", first_dense)), int(raw.get("moe_layer_freq") or 1)
+    inner, num_shared = whole(raw, "moe_intermediate_size"), whole_or_none(raw, "n_shared_experts") or 0
+    first_dense, step = whole(raw, "first_k_dense_replace", first_dense), whole_or_none(raw, "moe_layer_freq") or 1
     return MoeConfig(
-        num_experts=int(raw.get("n_routed_experts") or raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
+        num_experts=whole_or_none(raw, "n_routed_experts") or whole(raw, "num_local_experts"),
+        num_experts_per_tok=whole(raw, "num_experts_per_tok"),
         intermediate_size=inner,
         norm_topk_prob=bool(raw.get("norm_topk_prob", normalises)),
         sparse_layers=tuple(
-            layer >= first_dense and layer % step == 0 for layer in range(int(raw["num_hidden_layers"]))
+            layer >= first_dense and layer % step == 0 for layer in range(whole(raw, "num_hidden_layers"))
         ),
         naming="glm",
         shared_expert_intermediate_size=num_shared * inner or None,
         has_shared_gate=False,
         has_correction=True,
-        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
-        num_groups=int(raw.get("n_group") or 1),
-        num_chosen_groups=int(raw.get("topk_group") or 1),
+        routed_scaling_factor=number(raw, "routed_scaling_factor", 1.0),
+        num_groups=whole_or_none(raw, "n_group") or 1,
+        num_chosen_groups=whole_or_none(raw, "topk_group") or 1,
         has_wide_router=True,
     )
 
 
 def guessing_parts(raw: Raw, num_layers: int) -> tuple[str, ...]:
     """What the tensors of layers are called that guess further tokens: they come after the others."""
-    number = raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or raw.get("num_mtp_modules") or 0
-    return tuple(f"model.layers.{num_layers + nth}." for nth in range(int(number)))
+    fields = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+    num_guessing = next(filter(None, (whole_or_none(raw, field) for field in fields)), 0)
+    return tuple(f"model.layers.{num_layers + nth}." for nth in range(num_guessing))

@@ -7,6 +7,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import GptOssConfig, ModelShape
 from ..quantization_config import MXFP4_GROUP
+from ..scalars import number, whole
 from .llama import read_plain, require_activation
 from .mixtures import experts_in_each_layer
 from .sliding_windows import read_windows, sliding_layers
@@ -22,7 +23,7 @@ def read_gpt_oss(folder: Path, raw: Raw) -> ModelShape:
     bias = bool(raw.get("attention_bias", True))
     plain = read_plain(folder, raw, rms_norm_eps=1e-5, rope_theta=150000.0)
     _require_quantization(raw, plain)
-    num_experts, num_chosen = int(raw["num_local_experts"]), int(raw["num_experts_per_tok"])
+    num_experts, num_chosen = whole(raw, "num_local_experts"), whole(raw, "num_experts_per_tok")
     return replace(
         plain,
         decoder_layer="gpt-oss",
@@ -31,7 +32,7 @@ def read_gpt_oss(folder: Path, raw: Raw) -> ModelShape:
         has_sinks=True,
         sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
         moe=experts_in_each_layer(plain, "gpt-oss", num_experts, num_chosen),
-        gpt_oss=GptOssConfig(float(raw.get("swiglu_limit", 7.0)), float(raw.get("swiglu_alpha", 1.702))),
+        gpt_oss=GptOssConfig(number(raw, "swiglu_limit", 7.0), number(raw, "swiglu_alpha", 1.702)),
     )
 
 

@@ -10,6 +10,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
+from ..scalars import number, number_or_none, whole, whole_or_none
 from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation, require_one_of
 from .sliding_windows import read_windows, sliding_layers
 from .sparse_layers import with_listed_layers
@@ -32,14 +33,14 @@ def read_cohere(folder: Path, raw: Raw) -> ModelShape:
         qkv_bias=bias,
         output_bias=bias,
         has_rotary_pairs=True,
-        logits_scaling=1 / float(raw.get("logit_scale", 0.0625)),
+        logits_scaling=1 / number(raw, "logit_scale", 0.0625),
         names=DecoderNames(layer_norms=("input_layernorm",)),
     )
 
 
 def read_cohere2(folder: Path, raw: Raw) -> ModelShape:
     """Command R7B and A: three of four layers with a window, and the fourth without positions."""
-    pattern = int(raw.get("sliding_window_pattern", 4))
+    pattern = whole(raw, "sliding_window_pattern", 4)
     is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
     windows = read_windows({"sliding_window": 4096, **raw}, is_sliding)
     plain = read_cohere(folder, {"rope_theta": 1e4, **raw})
@@ -51,8 +52,8 @@ def read_cohere2(folder: Path, raw: Raw) -> ModelShape:
 
 def read_cohere2_moe(folder: Path, raw: Raw) -> ModelShape:
     """Command with experts, and norms that may be Llama's; the first layers may have an MLP, and turn in any case."""
-    num_dense, pattern = int(raw.get("first_k_dense_replace") or 0), int(raw.get("sliding_window_pattern", 4))
-    dense_pattern = int(raw.get("prefix_dense_sliding_window_pattern", 1))
+    num_dense, pattern = whole_or_none(raw, "first_k_dense_replace") or 0, whole(raw, "sliding_window_pattern", 4)
+    dense_pattern = whole(raw, "prefix_dense_sliding_window_pattern", 1)
     is_sliding = sliding_layers(
         raw,
         lambda layer: bool((layer + 1) % dense_pattern if layer < num_dense else (layer - num_dense + 1) % pattern),
@@ -66,23 +67,24 @@ def read_cohere2_moe(folder: Path, raw: Raw) -> ModelShape:
         for rope, window, is_sparse in zip(plain.ropes, windows, moe.sparse_layers, strict=True)
     )
     shape = replace(plain, moe=moe, sliding_windows=windows, ropes=tuple(ropes))
-    return shape if (eps := raw.get("rms_norm_eps")) is None else replace(shape, norm="rms", rms_norm_eps=float(eps))
+    eps = number_or_none(raw, "rms_norm_eps")
+    return shape if eps is None else replace(shape, norm="rms", rms_norm_eps=eps)
 
 
 def _cohere_experts(raw: Raw, num_dense: int) -> MoeConfig:
     """Chosen by their logits. `num_dense`: how many layers have none."""
     require_one_of(raw, "expert_selection_fn", "softmax", "sigmoid")
     require_one_of(raw, "shared_expert_combination_strategy", "average", "sum")
-    inner, num_shared = int(raw["intermediate_size"]), int(raw.get("num_shared_experts") or 0)
+    inner, num_shared = whole(raw, "intermediate_size"), whole_or_none(raw, "num_shared_experts") or 0
     are_sigmoids = raw.get("expert_selection_fn") == "sigmoid"
     share = 0.5 if num_shared and raw.get("shared_expert_combination_strategy", "average") == "average" else 1.0
     return MoeConfig(
-        num_experts=int(raw.get("num_experts", 8)),
-        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
+        num_experts=whole(raw, "num_experts", 8),
+        num_experts_per_tok=whole(raw, "num_experts_per_tok", 2),
         intermediate_size=inner,
         # The shares of the chosen among themselves are the softmax of their logits.
         norm_topk_prob=not are_sigmoids or bool(raw.get("norm_topk_prob", True)),
-        sparse_layers=tuple(layer >= num_dense for layer in range(int(raw["num_hidden_layers"]))),
+        sparse_layers=tuple(layer >= num_dense for layer in range(whole(raw, "num_hidden_layers"))),
         naming="glm",
         shared_expert_intermediate_size=num_shared * inner or None,
         has_shared_gate=False,

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from ...errors import ModelError
 from ..model_folder import Raw
+from ..scalars import whole
 
 
 def read_layer_types(raw: Raw, supported: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
     """One entry a layer: as `layer_types` says, or by the family's rule where it is left out."""
-    num_layers = int(raw["num_hidden_layers"])
+    num_layers = whole(raw, "num_hidden_layers")
     kinds = [str(kind) for kind in raw.get("layer_types") or map(default, range(num_layers))]
     if len(kinds) != num_layers:
         raise ModelError(f"layer_types has {len(kinds)} entries for {num_layers} layers")

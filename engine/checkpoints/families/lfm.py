@@ -9,6 +9,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
+from ..scalars import number, whole, whole_or_none
 from ..state_layers import ShortConvConfig
 from .layer_types import read_layer_types
 from .llama import read_plain
@@ -40,17 +41,17 @@ def read_lfm2_moe(folder: Path, raw: Raw) -> ModelShape:
     if not raw.get("use_expert_bias", True):
         raise ModelError("use_expert_bias is false: mixtures are supported that correct who is chosen")
     shape = _read_lfm2(folder, raw)
-    num_dense = int(raw.get("num_dense_layers", 2))
+    num_dense = whole(raw, "num_dense_layers", 2)
     moe = MoeConfig(
-        num_experts=int(raw["num_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
+        num_experts=whole(raw, "num_experts"),
+        num_experts_per_tok=whole(raw, "num_experts_per_tok"),
+        intermediate_size=whole(raw, "moe_intermediate_size"),
         norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
         sparse_layers=tuple(layer >= num_dense for layer in range(shape.num_hidden_layers)),
         naming="lfm2",
         has_correction=True,
         has_wide_router=True,
-        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+        routed_scaling_factor=number(raw, "routed_scaling_factor", 1.0),
     )
     return replace(shape, moe=moe)
 
@@ -100,7 +101,7 @@ def _read(folder: Path, raw: Raw, kinds: list[str]) -> ModelShape:
     plain = read_plain(folder, {"rope_theta": 1e6, **raw, "tie_word_embeddings": is_tied, "rms_norm_eps": norm_eps})
     convs = ShortConvConfig(
         size=plain.hidden_size,
-        conv_width=int(raw.get("conv_L_cache", 3)),
+        conv_width=whole(raw, "conv_L_cache", 3),
         has_bias=bool(raw.get("conv_bias", False)),
         layers=tuple(kind == "conv" for kind in kinds),
     )
@@ -109,9 +110,9 @@ def _read(folder: Path, raw: Raw, kinds: list[str]) -> ModelShape:
 
 def _inner_size(raw: Raw) -> int:
     """Configs give what SwiGLU's two thirds are taken of, and what these are rounded up to."""
-    inner = int(raw.get("block_ff_dim") or raw.get("intermediate_size") or 12_288)
+    inner = whole_or_none(raw, "block_ff_dim") or whole_or_none(raw, "intermediate_size") or 12_288
     if not raw.get("block_auto_adjust_ff_dim", True):
         return inner
-    inner = int(float(raw.get("block_ffn_dim_multiplier", 1.0)) * int(2 * inner / 3))
-    multiple = int(raw.get("block_multiple_of", 256))
+    inner = int(number(raw, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+    multiple = whole(raw, "block_multiple_of", 256)
     return -(-inner // multiple) * multiple

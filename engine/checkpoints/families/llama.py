@@ -5,12 +5,12 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
 from ..rope_config import RopeConfig, read_rope
+from ..scalars import number, number_or_none, numbers, positive, whole, whole_or_none, wholes
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
 
 # What a checkpoint calls the parts where there is no gate.
@@ -21,38 +21,32 @@ FUSED_GATE_UP = DecoderNames(mlp=MlpNames(("gate_up_proj",)))
 
 def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: float = 10000.0) -> ModelShape:
     """What all families read the same way: a Llama without biases. The defaults are for fields left out."""
-    heads, num_layers = (_at_least_one(name, raw[name]) for name in ("num_attention_heads", "num_hidden_layers"))
-    head_dim = _at_least_one("head_dim", raw.get("head_dim") or int(raw["hidden_size"]) // heads)
+    # What other numbers are divided by, and layers, of which readers take the first.
+    heads, num_layers = (positive(raw, name) for name in ("num_attention_heads", "num_hidden_layers"))
+    head_dim = positive({"head_dim": whole_or_none(raw, "head_dim") or whole(raw, "hidden_size") // heads}, "head_dim")
     # Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before).
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope = read_rope(scaling, float(raw.get("rope_theta") or rope_theta), raw)
+    rope = read_rope(scaling, number_or_none(raw, "rope_theta") or rope_theta, raw)
     return ModelShape(
         path=folder,
         decoder_layer="llama",
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
+        vocab_size=whole(raw, "vocab_size"),
+        hidden_size=whole(raw, "hidden_size"),
+        intermediate_size=whole(raw, "intermediate_size"),
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
-        num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
+        num_key_value_heads=whole_or_none(raw, "num_key_value_heads") or heads,
         head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", rms_norm_eps)),
+        rms_norm_eps=number(raw, "rms_norm_eps", rms_norm_eps),
         max_position_embeddings=context_length(raw, rope),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_scale=head_dim**-0.5,
         ropes=(rope,) * num_layers,
         sliding_windows=(None,) * num_layers,
         rotary_dim=head_dim,
-        eos_token_ids=tuple(map(int, raw["eos_token_id"])),
+        eos_token_ids=wholes(raw, "eos_token_id"),
         checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
-
-
-def _at_least_one(field: str, value: Any) -> int:
-    """What other numbers are divided by, and layers, of which readers take the first."""
-    if (number := int(value)) < 1:
-        raise ModelError(f"{field} must be at least 1, not {number}")
-    return number
 
 
 def read_llama(folder: Path, raw: Raw) -> ModelShape:
@@ -66,20 +60,20 @@ def read_granite(folder: Path, raw: Raw) -> ModelShape:
     """A Llama whose parts are scaled."""
     return replace(
         read_llama(folder, raw),
-        embedding_scale=float(raw.get("embedding_multiplier", 1.0)),
-        attention_scale=float(raw.get("attention_multiplier", 1.0)),
-        residual_scale=float(raw.get("residual_multiplier", 1.0)),
-        logits_scaling=float(raw.get("logits_scaling", 1.0)),
+        embedding_scale=number(raw, "embedding_multiplier", 1.0),
+        attention_scale=number(raw, "attention_multiplier", 1.0),
+        residual_scale=number(raw, "residual_multiplier", 1.0),
+        logits_scaling=number(raw, "logits_scaling", 1.0),
     )
 
 
 def read_granite_swa(folder: Path, raw: Raw) -> ModelShape:
     """Granite with sinks and windows, whose layers rotate each in its own way, or not at all."""
     granite = read_granite(folder, {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, **raw})
-    thetas = raw.get("layer_rope_theta") or [rope.theta for rope in granite.ropes]
+    thetas = numbers(raw, "layer_rope_theta") if raw.get("layer_rope_theta") else [rope.theta for rope in granite.ropes]
     if len(thetas) != len(granite.ropes):
         raise ModelError(f"layer_rope_theta has {len(thetas)} entries for {len(granite.ropes)} layers")
-    turns = zip(granite.ropes, map(float, thetas), strict=True)
+    turns = zip(granite.ropes, thetas, strict=True)
     return replace(
         granite,
         has_sinks=True,
@@ -91,7 +85,7 @@ def read_granite_swa(folder: Path, raw: Raw) -> ModelShape:
 def read_smollm3(folder: Path, raw: Raw) -> ModelShape:
     """A Llama with layers that know no positions."""
     plain = read_llama(folder, {"rope_theta": 2e6, "tie_word_embeddings": True, **raw})
-    interval = int(raw.get("no_rope_layer_interval", 4))
+    interval = whole(raw, "no_rope_layer_interval", 4)
     rotates = raw.get("no_rope_layers") or [(layer + 1) % interval for layer in range(plain.num_hidden_layers)]
     if len(rotates) != plain.num_hidden_layers:
         raise ModelError(f"no_rope_layers has {len(rotates)} entries for {plain.num_hidden_layers} layers")
@@ -149,13 +143,13 @@ def read_ministral3(folder: Path, raw: Raw) -> ModelShape:
 
 def read_query_growth(raw: Raw, rope: RopeConfig) -> QueryGrowth | None:
     """How queries grow beyond the context that the model was first trained for, which `rope` knows."""
-    beta = (raw.get("rope_parameters") or {}).get("llama_4_scaling_beta")
-    return QueryGrowth(float(beta), rope.original_max_position_embeddings) if beta else None
+    beta = number_or_none(raw.get("rope_parameters") or {}, "llama_4_scaling_beta")
+    return QueryGrowth(beta, rope.original_max_position_embeddings) if beta else None
 
 
 def read_qwen2(folder: Path, raw: Raw) -> ModelShape:
     require_activation(raw, "hidden_act", "silu")
-    first = int(raw.get("max_window_layers", 28))
+    first = whole(raw, "max_window_layers", 28)
     windows = qwen_windows(raw, lambda layer: layer >= first)
     return replace(read_plain(folder, raw), qkv_bias=True, sliding_windows=windows)
 
@@ -194,7 +188,7 @@ def read_hunyuan(folder: Path, raw: Raw) -> ModelShape:
         raise ModelError("use_cla is set: layers that share keys and values are not supported")
     plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if alpha := float(scaling.get("alpha") or 0):
+    if alpha := number_or_none(scaling, "alpha") or 0:
         # Said to be dynamic, and the same for all lengths (NTK-aware scaling).
         theta = plain.ropes[0].theta * alpha ** (plain.head_dim / (plain.head_dim - 2))
         plain = replace(plain, ropes=(RopeConfig(theta),) * plain.num_hidden_layers)
@@ -212,8 +206,8 @@ def read_phi3(folder: Path, raw: Raw) -> ModelShape:
 def read_rotary_dim(raw: Raw, head_dim: int, share: float) -> int:
     """How many of a head's dimensions are rotated; `share`: of them, where the config says nothing."""
     # Beside the rope's own fields (transformers 5) or the model's (before).
-    found = (raw.get("rope_parameters") or {}).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
-    return int(head_dim * float(found or share))
+    places = (raw.get("rope_parameters") or {}, raw)
+    return int(head_dim * next(filter(None, (number_or_none(each, "partial_rotary_factor") for each in places)), share))
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:
@@ -230,7 +224,7 @@ def require_one_of(raw: Raw, field: str, *allowed: object) -> None:
 
 def context_length(raw: Raw, rope: RopeConfig) -> int:
     """How many positions the model knows. A config stretched by YaRN may still give the number before that."""
-    own = int(raw["max_position_embeddings"])
+    own = whole(raw, "max_position_embeddings")
     if rope.rope_type != "yarn":
         return own
     return max(own, int(rope.original_max_position_embeddings * rope.factor))

@@ -12,6 +12,7 @@ from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
+from ..scalars import number, number_or_none, whole, whole_or_none
 from ..state_layers import Mamba2Config
 from .layer_types import read_layer_types
 from .llama import read_granite, read_llama, read_plain, read_rotary_dim, require_activation
@@ -34,7 +35,7 @@ def read_granite4(folder: Path, raw: Raw) -> ModelShape:
     """
     listed = raw.get("layer_types") or raw.get("layers_block_type")
     kinds = read_layer_types({**raw, "layer_types": listed}, tuple(_KINDS), lambda layer: "mamba")
-    inner = int(raw.get("shared_intermediate_size", 1024))
+    inner = whole(raw, "shared_intermediate_size", 1024)
     granite = read_granite(folder, {**raw, "intermediate_size": inner, "mlp_bias": False})
     layers = tuple(_KINDS[kind] == "mamba" for kind in kinds)
     ropes = granite.ropes
@@ -45,16 +46,16 @@ def read_granite4(folder: Path, raw: Raw) -> ModelShape:
         ropes=ropes,
         names=DecoderNames() if raw.get(HAS_PARTS_APART) else _GRANITE4_NAMES,
         state_layers=_read_ibm_mamba(raw, granite, layers) if any(layers) else None,
-        moe=_read_granite4_moe(raw, granite) if int(raw.get("num_local_experts", 8)) else None,
+        moe=_read_granite4_moe(raw, granite) if whole(raw, "num_local_experts", 8) else None,
     )
 
 
 def _read_granite4_moe(raw: Raw, granite: ModelShape) -> MoeConfig:
-    num_experts, num_chosen = int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
+    num_experts, num_chosen = whole(raw, "num_local_experts", 8), whole(raw, "num_experts_per_tok", 2)
     moe = experts_in_each_layer(granite, granite_naming(raw, "granite4"), num_experts, num_chosen)
     return replace(
         moe,
-        intermediate_size=int(raw.get("intermediate_size", 11008)),
+        intermediate_size=whole(raw, "intermediate_size", 11008),
         shared_expert_intermediate_size=granite.intermediate_size,
         has_shared_gate=False,
     )
@@ -78,18 +79,17 @@ def read_bamba(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _read_ibm_mamba(raw: Raw, plain: ModelShape, layers: tuple[bool, ...]) -> Mamba2Config:
-    num_heads = int(raw.get("mamba_n_heads", 128))
-    inner = int(raw.get("mamba_expand", 2)) * plain.hidden_size
-    head_dim = raw.get("mamba_d_head", "auto")
-    head_dim = inner // num_heads if head_dim in ("auto", None) else int(head_dim)
+    num_heads = whole(raw, "mamba_n_heads", 128)
+    inner = whole(raw, "mamba_expand", 2) * plain.hidden_size
+    head_dim = inner // num_heads if raw.get("mamba_d_head") in ("auto", None) else whole(raw, "mamba_d_head")
     if num_heads * head_dim != inner:
         raise ModelError(f"mamba_n_heads {num_heads} of mamba_d_head {head_dim} are not mamba_expand's {inner} numbers")
     return Mamba2Config(
         num_heads=num_heads,
         head_dim=head_dim,
-        num_groups=int(raw.get("mamba_n_groups", 1)),
-        state_dim=int(raw.get("mamba_d_state", 256)),
-        conv_width=int(raw.get("mamba_d_conv", 4)),
+        num_groups=whole(raw, "mamba_n_groups", 1),
+        state_dim=whole(raw, "mamba_d_state", 256),
+        conv_width=whole(raw, "mamba_d_conv", 4),
         has_conv_bias=bool(raw.get("mamba_conv_bias", True)),
         has_bias=bool(raw.get("mamba_proj_bias", False)),
         dt_limits=_dt_limits(raw),
@@ -106,7 +106,7 @@ def read_nemotron_h(folder: Path, raw: Raw) -> ModelShape:
     kinds = (
         _known(listed, _NEMOTRON_KINDS) if listed else _known(str(raw["hybrid_override_pattern"]), _NEMOTRON_LETTERS)
     )
-    eps = float(raw.get("layer_norm_epsilon") or raw.get("rms_norm_eps") or 1e-5)
+    eps = number_or_none(raw, "layer_norm_epsilon") or number_or_none(raw, "rms_norm_eps") or 1e-5
     plain = read_plain(folder, {"head_dim": 128, **raw, "num_hidden_layers": len(kinds), "rms_norm_eps": eps})
     attention_bias = bool(raw.get("attention_bias", False))
     if raw.get("mlp_bias") and "moe" in kinds:
@@ -138,11 +138,11 @@ def read_nemotron_h(folder: Path, raw: Raw) -> ModelShape:
 
 def _read_nemotron_mamba(raw: Raw, kinds: list[str]) -> Mamba2Config:
     return Mamba2Config(
-        num_heads=int(raw.get("mamba_num_heads", 128)),
-        head_dim=int(raw.get("mamba_head_dim", 64)),
-        num_groups=int(raw.get("n_groups", 8)),
-        state_dim=int(raw.get("ssm_state_size", 128)),
-        conv_width=int(raw.get("conv_kernel", 4)),
+        num_heads=whole(raw, "mamba_num_heads", 128),
+        head_dim=whole(raw, "mamba_head_dim", 64),
+        num_groups=whole(raw, "n_groups", 8),
+        state_dim=whole(raw, "ssm_state_size", 128),
+        conv_width=whole(raw, "conv_kernel", 4),
         has_conv_bias=bool(raw.get("use_conv_bias", True)),
         has_bias=bool(raw.get("use_bias", False)),
         dt_limits=_dt_limits(raw),
@@ -154,20 +154,20 @@ def _read_nemotron_mamba(raw: Raw, kinds: list[str]) -> Mamba2Config:
 
 def _read_nemotron_moe(raw: Raw, kinds: list[str]) -> MoeConfig:
     return MoeConfig(
-        num_experts=int(raw.get("n_routed_experts", 8)),
-        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
-        intermediate_size=int(raw.get("moe_intermediate_size", 7688)),
+        num_experts=whole(raw, "n_routed_experts", 8),
+        num_experts_per_tok=whole(raw, "num_experts_per_tok", 2),
+        intermediate_size=whole(raw, "moe_intermediate_size", 7688),
         norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
         sparse_layers=tuple(kind == "moe" for kind in kinds),
         naming="nemotron_h",
-        shared_expert_intermediate_size=int(raw.get("moe_shared_expert_intermediate_size", 7688)),
+        shared_expert_intermediate_size=whole(raw, "moe_shared_expert_intermediate_size", 7688),
         has_shared_gate=False,
         has_correction=True,
-        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
-        num_groups=int(raw.get("n_group") or 1),
-        num_chosen_groups=int(raw.get("topk_group") or 1),
+        routed_scaling_factor=number(raw, "routed_scaling_factor", 1.0),
+        num_groups=whole_or_none(raw, "n_group") or 1,
+        num_chosen_groups=whole_or_none(raw, "topk_group") or 1,
         has_wide_router=True,
-        latent_size=int(raw["moe_latent_size"]) if raw.get("moe_latent_size") else None,
+        latent_size=whole_or_none(raw, "moe_latent_size") or None,
     )
 
 

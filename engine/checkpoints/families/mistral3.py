@@ -5,19 +5,23 @@ It raises `ModelError` for what is not supported, and `KeyError` naming a field 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError
-from ..model_folder import Raw, read_json_object
+from ...errors import ModelError, shown
+from ..model_folder import Raw, at_fault, read_json_object
 from ..model_shape import ModelShape
+from ..scalars import number_or_none, numbers, positive, whole, whole_or_none
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
+    TOWER,
     ProjectorConfig,
     RowEnds,
     VisionConfig,
     VisionNames,
+    image_file,
     image_processor,
 )
 from .deepseek import read_mistral4
@@ -34,7 +38,6 @@ _NAMES = VisionNames(
     output="attention.o_proj",
     mlp_module="feed_forward",
 )
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "patch_size")
 
 
 def read_mistral3(folder: Path, raw: Raw) -> ModelShape:
@@ -43,39 +46,42 @@ def read_mistral3(folder: Path, raw: Raw) -> ModelShape:
     if not raw.get("vision_config"):
         return decoder
     vision = _read_tower(folder, raw, decoder)
-    vision.check()
+    vision.check(folder)
     return replace(decoder, vision=vision, unread_parts=())
 
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     tower = raw["vision_config"]
     _require_tower(raw)
+    size = partial(positive, tower, within=TOWER)
     rope = tower.get("rope_parameters") or {}
-    patch_size, merge = int(tower["patch_size"]), int(raw.get("spatial_merge_size", 2))
-    images = image_processor(folder)
-    edge = _longest_edge(images, tower)
+    patch_size, merge = size("patch_size"), positive(raw, "spatial_merge_size", 2)
+    with at_fault(image_file(folder)):
+        images = image_processor(folder)
+        edge = _longest_edge(images, tower)
+        mean, std = numbers(images, "image_mean", CLIP_MEAN), numbers(images, "image_std", CLIP_STD)
     return VisionConfig(
-        image_token_id=int(raw["image_token_index"] if "image_token_index" in raw else raw["image_token_id"]),
-        depth=int(tower["num_hidden_layers"]),
-        hidden_size=int(tower["hidden_size"]),
-        intermediate_size=int(tower["intermediate_size"]),
-        num_heads=int(tower["num_attention_heads"]),
+        image_token_id=whole(raw, "image_token_index" if "image_token_index" in raw else "image_token_id"),
+        depth=size("num_hidden_layers"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        num_heads=size("num_attention_heads"),
         out_hidden_size=decoder.hidden_size,
         patch_size=patch_size,
         temporal_patch_size=1,
         spatial_merge_size=merge,
-        num_channels=int(tower.get("num_channels", 3)),
+        num_channels=size("num_channels", 3),
         min_pixels=(patch_size * merge) ** 2,
         max_pixels=(edge + patch_size * merge) ** 2,
-        image_mean=tuple(map(float, images.get("image_mean") or CLIP_MEAN)),
-        image_std=tuple(map(float, images.get("image_std") or CLIP_STD)),
+        image_mean=mean,
+        image_std=std,
         activation=tower.get("hidden_act", "gelu"),
         longest_edge=edge,
         row_ends=_row_ends(folder),
         norm_eps=1e-5,
         has_biases=False,
         has_patch_norm=True,
-        rope_theta=float(rope.get("rope_theta") or tower.get("rope_theta") or 1e4),
+        rope_theta=number_or_none(rope, "rope_theta") or number_or_none(tower, "rope_theta", within=TOWER) or 1e4,
         has_frequencies_in_turns=True,
         projector=ProjectorConfig(decoder.rms_norm_eps, bool(raw.get("multimodal_projector_bias", False))),
         names=_NAMES,
@@ -95,21 +101,19 @@ def _require_tower(raw: Raw) -> None:
     ):
         if found not in allowed:
             raise ModelError(f"unsupported {name} {found!r}; supported: {', '.join(map(str, allowed))}")
-    for name in _SIZES:
-        if (size := int(tower[name])) < 1:
-            raise ModelError(f"vision_config.{name} must be at least 1, not {size}")
-    heads, head_dim = int(tower["num_attention_heads"]), tower.get("head_dim")
-    if head_dim is not None and int(head_dim) * heads != int(tower["hidden_size"]):
-        raise ModelError(f"vision_config.head_dim {head_dim} times {heads} heads is not {tower['hidden_size']}")
+    sizes = ("hidden_size", "num_attention_heads")
+    hidden_size, heads = (positive(tower, name, within=TOWER) for name in sizes)
+    head_dim = whole_or_none(tower, "head_dim", within=TOWER)
+    if head_dim is not None and head_dim * heads != hidden_size:
+        raise ModelError(f"vision_config.head_dim {head_dim} times {heads} heads is not {hidden_size}")
 
 
 def _longest_edge(images: Mapping[str, Any], tower: Raw) -> int:
     """How many pixels an image's longer side has at most."""
     size = images.get("size") or {"longest_edge": tower.get("image_size", 1540)}
-    edge = size.get("longest_edge") if isinstance(size, Mapping) else None
-    if not edge or int(edge) < 1:
-        raise ModelError(f"preprocessor_config.json has the size {size}; supported: a longest_edge")
-    return int(edge)
+    if not isinstance(size, Mapping) or not size.get("longest_edge"):
+        raise ModelError(f"size is {shown(size)}; supported: a longest_edge")
+    return positive(size, "longest_edge", within="size.")
 
 
 def _row_ends(folder: Path) -> RowEnds:

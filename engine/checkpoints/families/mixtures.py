@@ -10,6 +10,7 @@ from ...errors import ModelError
 from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
 from ..model_shape import ModelShape, MoeConfig, MoeNaming
+from ..scalars import whole, whole_or_none, wholes
 from .llama import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
 from .others import with_ropes_by_window
 from .sliding_windows import qwen_windows, sliding_layers
@@ -18,7 +19,7 @@ from .sparse_layers import with_listed_layers
 
 def read_mixtral(folder: Path, raw: Raw) -> ModelShape:
     plain = read_mistral(folder, raw, rms_norm_eps=1e-5, rope_theta=1e6)
-    moe = experts_in_each_layer(plain, "mixtral", int(raw["num_local_experts"]), int(raw["num_experts_per_tok"]))
+    moe = experts_in_each_layer(plain, "mixtral", whole(raw, "num_local_experts"), whole(raw, "num_experts_per_tok"))
     return replace(plain, moe=moe)
 
 
@@ -35,7 +36,7 @@ def experts_in_each_layer(plain: ModelShape, naming: MoeNaming, num_experts: int
 
 
 def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
-    last = int(raw.get("max_window_layers", 28))
+    last = whole(raw, "max_window_layers", 28)
     return replace(
         read_qwen2(folder, raw),
         qkv_bias=bool(raw.get("qkv_bias", True)),
@@ -46,7 +47,7 @@ def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
 
 def read_shared_qwen_moe(raw: Raw) -> MoeConfig:
     """Qwen's experts with one beside them that every token has."""
-    return replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"]))
+    return replace(_qwen_moe(raw), shared_expert_intermediate_size=whole(raw, "shared_expert_intermediate_size"))
 
 
 def read_qwen3_moe(folder: Path, raw: Raw) -> ModelShape:
@@ -68,14 +69,14 @@ def read_mellum(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _qwen_moe(raw: Raw) -> MoeConfig:
-    step, dense = int(raw.get("decoder_sparse_step", 1)), raw.get("mlp_only_layers") or []
+    step, dense = whole(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     return MoeConfig(
-        num_experts=int(raw.get("num_experts") or raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
+        num_experts=whole_or_none(raw, "num_experts") or whole(raw, "num_local_experts"),
+        num_experts_per_tok=whole(raw, "num_experts_per_tok"),
+        intermediate_size=whole(raw, "moe_intermediate_size"),
         norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
         sparse_layers=tuple(
-            layer not in dense and (layer + 1) % step == 0 for layer in range(int(raw["num_hidden_layers"]))
+            layer not in dense and (layer + 1) % step == 0 for layer in range(whole(raw, "num_hidden_layers"))
         ),
         naming="qwen",
     )
@@ -86,7 +87,7 @@ def read_olmoe(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("clip_qkv") is not None:
         raise ModelError(f"clip_qkv is {raw['clip_qkv']}: queries, keys and values that are cut off are not supported")
     plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
-    num_experts, num_chosen = int(raw.get("num_experts", 64)), int(raw.get("num_experts_per_tok", 8))
+    num_experts, num_chosen = whole(raw, "num_experts", 64), whole(raw, "num_experts_per_tok", 8)
     moe = replace(
         experts_in_each_layer(plain, "qwen", num_experts, num_chosen),
         norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
@@ -97,13 +98,10 @@ def read_olmoe(folder: Path, raw: Raw) -> ModelShape:
 def read_granite_moe(folder: Path, raw: Raw) -> ModelShape:
     """The mixtures of Granite 3; with a shared expert in GGUF files alone."""
     granite = read_granite(folder, {**raw, "mlp_bias": False})
-    num_experts, num_chosen = int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
+    num_experts, num_chosen = whole(raw, "num_local_experts", 8), whole(raw, "num_experts_per_tok", 2)
     moe = experts_in_each_layer(granite, granite_naming(raw, "granite"), num_experts, num_chosen)
-    shared = raw.get("shared_intermediate_size")
-    return replace(
-        granite,
-        moe=replace(moe, shared_expert_intermediate_size=int(shared) if shared else None, has_shared_gate=False),
-    )
+    shared = whole_or_none(raw, "shared_intermediate_size") or None
+    return replace(granite, moe=replace(moe, shared_expert_intermediate_size=shared, has_shared_gate=False))
 
 
 def granite_naming(raw: Raw, stacked: MoeNaming) -> MoeNaming:
@@ -119,7 +117,7 @@ def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
     """Hunyuan's mixture (A13B): it says of each layer by itself what all of them have."""
     plain = read_hunyuan(folder, raw)
     inner = _of_all_layers(raw, "moe_intermediate_size", plain.intermediate_size)
-    if skipped := int(raw.get("moe_layer_num_skipped") or 0):
+    if skipped := whole_or_none(raw, "moe_layer_num_skipped") or 0:
         raise ModelError(f"moe_layer_num_skipped is {skipped}: supported are models with experts in each layer")
     num_experts, num_chosen = _of_all_layers(raw, "num_experts", 1), _of_all_layers(raw, "moe_topk", 1)
     moe = replace(
@@ -135,9 +133,9 @@ def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
 def _of_all_layers(raw: Raw, field: str, default: int) -> int:
     """A number that a config may have for all layers, or for each of them the same."""
     found = raw.get(field, default)
-    numbers = set(found) if isinstance(found, list) else {found}
+    numbers = set(wholes(raw, field)) if isinstance(found, list) else {whole(raw, field, default)}
     if len(numbers) != 1:
         raise ModelError(
             f"{field} differs between layers, {sorted(numbers)}: supported are models that have one number"
         )
-    return int(numbers.pop())
+    return numbers.pop()

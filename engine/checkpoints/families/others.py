@@ -6,12 +6,12 @@ Each reader raises `ModelError` for what is not supported, and `KeyError` naming
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
 from ..rope_config import RopeConfig, read_rope
+from ..scalars import number, number_or_none, whole, whole_or_none
 from ..vision_config import decoder_fields
 from .llama import context_length, read_plain, require_activation
 from .sliding_windows import read_windows, sliding_layers
@@ -37,10 +37,10 @@ def read_gemma2(folder: Path, raw: Raw) -> ModelShape:
         qkv_bias=bias,
         output_bias=bias,
         activation="gelu_tanh",
-        attention_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        attention_soft_cap=_optional_float(raw.get("attn_logit_softcapping", 50.0)),
-        final_soft_cap=_optional_float(raw.get("final_logit_softcapping", 30.0)),
-        embedding_scale=int(raw["hidden_size"]) ** 0.5,
+        attention_scale=number(raw, "query_pre_attn_scalar", 256) ** -0.5,
+        attention_soft_cap=number_or_none({"attn_logit_softcapping": 50.0, **raw}, "attn_logit_softcapping"),
+        final_soft_cap=number_or_none({"final_logit_softcapping": 30.0, **raw}, "final_logit_softcapping"),
+        embedding_scale=whole(raw, "hidden_size") ** 0.5,
         norm_offset=1.0,
         names=DecoderNames(layer_norms=GEMMA_NORMS),
         sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
@@ -49,14 +49,14 @@ def read_gemma2(folder: Path, raw: Raw) -> ModelShape:
 
 def read_gemma3(folder: Path, raw: Raw) -> ModelShape:
     """As Gemma 2, with norms on q and k instead of caps, and a rope of their own for the layers with a window."""
-    pattern = int(raw.get("sliding_window_pattern", 6))
+    pattern = whole(raw, "sliding_window_pattern", 6)
     is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
-    local_theta = float(raw.get("rope_local_base_freq") or 1e4)
+    local_theta = number_or_none(raw, "rope_local_base_freq") or 1e4
     raw = {"sliding_window": 4096, "attn_logit_softcapping": None, "final_logit_softcapping": None, **raw}
     return replace(
         read_gemma2(folder, {**raw, "rope_parameters": None}),
         qk_norm="heads",
-        ropes=ropes_by_window(raw, is_sliding, float(raw.get("rope_theta") or 1e6), local_theta),
+        ropes=ropes_by_window(raw, is_sliding, number_or_none(raw, "rope_theta") or 1e6, local_theta),
         sliding_windows=read_windows(raw, is_sliding),
     )
 
@@ -81,7 +81,7 @@ def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
     """As OLMo 2, three of four layers with a window."""
     is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
     raw = {"sliding_window": 4096, **raw}
-    theta = float(raw.get("rope_theta") or 5e5)
+    theta = number_or_none(raw, "rope_theta") or 5e5
     plain = read_olmo2(folder, {**raw, "rope_parameters": None, "rope_scaling": None})
     return with_ropes_by_window(plain, raw, is_sliding, theta, theta)
 
@@ -102,15 +102,24 @@ def with_ropes_by_window(
 
 def read_exaone4(folder: Path, raw: Raw) -> ModelShape:
     """EXAONE 4: OLMo 2's layer with norms of each head; beside layers with a window those without know no positions."""
-    if isinstance(pattern := raw.get("sliding_window_pattern", 4), str) and not raw.get("layer_types"):
-        raise ModelError(f"sliding_window_pattern is {pattern!r}: layer_types has to say which layers have a window")
-    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % int(pattern or 1) != 0)
+    interval = _window_interval(raw)
+    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % interval != 0)
     windows = read_windows({"sliding_window": 4096, **raw}, is_sliding)
     plain = read_olmo2(folder, {"rope_theta": 1e4, **raw, "attention_bias": False})
     turning, idle = plain.ropes[0], RopeConfig(plain.ropes[0].theta, "none")
     has_windows = raw.get("sliding_window", 4096) is not None
     ropes = (idle if has_windows and not sliding else turning for sliding in is_sliding)
     return replace(plain, qk_norm="heads", sliding_windows=windows, ropes=tuple(ropes))
+
+
+def _window_interval(raw: Raw) -> int:
+    """Every which layer has no window, where `layer_types` does not say it."""
+    pattern = raw.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        return whole_or_none({"sliding_window_pattern": 4, **raw}, "sliding_window_pattern") or 1
+    if not raw.get("layer_types"):
+        raise ModelError(f"sliding_window_pattern is {pattern!r}: layer_types has to say which layers have a window")
+    return 1
 
 
 def read_falcon(folder: Path, raw: Raw) -> ModelShape:
@@ -120,7 +129,8 @@ def read_falcon(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("quantization_config"):
         raise ModelError("quantization_config is set: quantised Falcon models are not supported, use the plain ones")
     require_activation(raw, "activation", "gelu")
-    hidden_size, heads, bias = int(raw["hidden_size"]), int(raw["num_attention_heads"]), bool(raw.get("bias", False))
+    hidden_size, heads = whole(raw, "hidden_size"), whole(raw, "num_attention_heads")
+    bias = bool(raw.get("bias", False))
     is_new = bool(raw.get("new_decoder_architecture", False))
     is_multi_query = bool(raw.get("multi_query", True)) and not is_new
     filled = {
@@ -192,7 +202,3 @@ def read_language_model(
         head="language_model.lm_head",
     )
     return replace(shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."))
-
-
-def _optional_float(value: Any) -> float | None:
-    return None if value is None else float(value)

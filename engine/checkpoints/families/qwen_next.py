@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
+from ..scalars import whole, whole_or_none
 from ..state_layers import GatedDeltaNetConfig
 from .layer_types import read_layer_types
 from .llama import read_plain, read_rotary_dim, require_activation
@@ -46,11 +47,11 @@ def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:
         rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.25),
         has_output_gate=True,
         state_layers=GatedDeltaNetConfig(
-            num_key_heads=int(raw.get("linear_num_key_heads", 16)),
-            num_heads=int(raw.get("linear_num_value_heads", 32)),
-            key_dim=int(raw.get("linear_key_head_dim", 128)),
-            value_dim=int(raw.get("linear_value_head_dim", 128)),
-            conv_width=int(raw.get("linear_conv_kernel_dim", 4)),
+            num_key_heads=whole(raw, "linear_num_key_heads", 16),
+            num_heads=whole(raw, "linear_num_value_heads", 32),
+            key_dim=whole(raw, "linear_key_head_dim", 128),
+            value_dim=whole(raw, "linear_value_head_dim", 128),
+            conv_width=whole(raw, "linear_conv_kernel_dim", 4),
             layers=_linear_layers(raw),
             is_grouped=is_grouped,
         ),
@@ -60,6 +61,6 @@ def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:
 
 
 def _linear_layers(raw: Raw) -> tuple[bool, ...]:
-    interval = int(raw.get("full_attention_interval") or 4)
+    interval = whole_or_none(raw, "full_attention_interval") or 4
     kinds = read_layer_types(raw, _KINDS, lambda layer: _KINDS[(layer + 1) % interval == 0])
     return tuple(kind == "linear_attention" for kind in kinds)

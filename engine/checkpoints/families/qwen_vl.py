@@ -6,14 +6,17 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape
+from ..scalars import number, positive, whole, whole_or_none, wholes
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
+    TOWER,
     ImageScale,
     VisionConfig,
     VisionNames,
@@ -39,9 +42,9 @@ def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen2 with a vision tower in front (arXiv 2409.12191)."""
     _require_activation(raw, "quick_gelu")
     tower = raw["vision_config"]
-    size = int(tower["embed_dim"])
+    size = positive(tower, "embed_dim", within=TOWER)
     # By the others' names: `hidden_size` is the decoder's here.
-    sizes = {"hidden_size": size, "intermediate_size": int(size * float(tower.get("mlp_ratio", 4)))}
+    sizes = {"hidden_size": size, "intermediate_size": int(size * number(tower, "mlp_ratio", 4, within=TOWER))}
     renamed = {**raw, "vision_config": {**tower, **sizes, "out_hidden_size": tower["hidden_size"]}}
     vision = replace(
         _read_tower(renamed, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
@@ -58,15 +61,15 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     _require_activation(raw, "silu")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
-        window_size=int(tower.get("window_size", 112)),
-        full_attention_layers=frozenset(map(int, tower.get("fullatt_block_indexes", (7, 15, 23, 31)))),
+        window_size=whole(tower, "window_size", 112, within=TOWER),
+        full_attention_layers=frozenset(wholes(tower, "fullatt_block_indexes", (7, 15, 23, 31), within=TOWER)),
     )
     return _seeing_qwen2(folder, raw, vision)
 
 
 def _seeing_qwen2(folder: Path, raw: Raw, vision: VisionConfig) -> ModelShape:
-    section = tuple(map(int, read_rope_fields(raw)["mrope_section"]))
-    axes = tuple(axis for axis, number in enumerate(section) for _ in range(number))
+    section = wholes(read_rope_fields(raw), "mrope_section")
+    axes = tuple(axis for axis, length in enumerate(section) for _ in range(length))
     return _seeing(read_qwen2(folder, decoder_fields(raw)), vision, section, axes)
 
 
@@ -103,8 +106,8 @@ def _read_qwen3(
         activation="gelu_tanh",
         has_layer_norms=True,
         has_patch_biases=True,
-        position_side=_position_side(int(tower.get("num_position_embeddings", 2304))),
-        deepstack_layers=tuple(map(int, tower.get("deepstack_visual_indexes", (8, 16, 24)))),
+        position_side=_position_side(whole(tower, "num_position_embeddings", 2304, within=TOWER)),
+        deepstack_layers=wholes(tower, "deepstack_visual_indexes", (8, 16, 24), within=TOWER),
         names=VisionNames(
             "model.visual", mlp=("linear_fc1", "linear_fc2"), merger=("norm", "linear_fc1", "linear_fc2")
         ),
@@ -119,15 +122,15 @@ def _read_qwen3(
         )
     language = "model.language_model"
     names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
-    section = tuple(map(int, read_rope_fields(raw).get("mrope_section") or sections))
+    section = wholes({"mrope_section": read_rope_fields(raw).get("mrope_section") or sections}, "mrope_section")
     return _seeing(replace(decoder, names=names), vision, section, _in_turns(section))
 
 
 def _in_turns(section: tuple[int, ...]) -> tuple[int, ...]:
     """Time, height, width, time and so on, each as often as it has frequencies; those that are left over are time's."""
     axes = [0] * sum(section)
-    for axis, number in enumerate(section):
-        for place in range(axis, min(3 * number, len(axes)), 3):
+    for axis, length in enumerate(section):
+        for place in range(axis, min(3 * length, len(axes)), 3):
             axes[place] = axis
     return tuple(axes)
 
@@ -148,24 +151,26 @@ def _require_activation(raw: Raw, expected: str) -> None:
 def _read_tower(raw: Raw, scale: ImageScale, patch_size: int) -> VisionConfig:
     """What all families read the same way. `patch_size`: for a folder that does not say."""
     tower = raw["vision_config"]
+    size = partial(positive, tower, within=TOWER)
+    channels = (whole_or_none(tower, name, within=TOWER) for name in ("in_channels", "in_chans"))
     return VisionConfig(
-        image_token_id=int(raw["image_token_id"]),
-        depth=int(tower["depth"]),
-        hidden_size=int(tower["hidden_size"]),
-        intermediate_size=int(tower["intermediate_size"]),
-        num_heads=int(tower["num_heads"]),
-        out_hidden_size=int(tower["out_hidden_size"]),
-        patch_size=int(tower.get("patch_size", patch_size)),
-        temporal_patch_size=int(tower.get("temporal_patch_size", 2)),
-        spatial_merge_size=int(tower.get("spatial_merge_size", 2)),
-        num_channels=int(tower.get("in_channels") or tower.get("in_chans") or 3),
+        image_token_id=whole(raw, "image_token_id"),
+        depth=size("depth"),
+        hidden_size=size("hidden_size"),
+        intermediate_size=size("intermediate_size"),
+        num_heads=size("num_heads"),
+        out_hidden_size=size("out_hidden_size"),
+        patch_size=size("patch_size", patch_size),
+        temporal_patch_size=size("temporal_patch_size", 2),
+        spatial_merge_size=size("spatial_merge_size", 2),
+        num_channels=next(filter(None, channels), 3),
         **vars(scale),
     )
 
 
 def _seeing(decoder: ModelShape, vision: VisionConfig, section: tuple[int, ...], axes: tuple[int, ...]) -> ModelShape:
     """`section`: as the config has it, of which `axes` were made."""
-    vision.check()
+    vision.check(decoder.path)
     if vision.out_hidden_size != decoder.hidden_size:
         size = vision.out_hidden_size
         raise ModelError(f"vision_config.out_hidden_size {size} is not hidden_size {decoder.hidden_size}")

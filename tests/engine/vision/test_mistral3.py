@@ -200,12 +200,15 @@ def changed(folder: Path, copy: Path, file: str = "config.json", **fields: Any) 
         ({"vision_config": {"hidden_act": "relu"}}, "unsupported vision_config.hidden_act 'relu'; supported: gelu, s"),
         ({"vision_config": {"num_hidden_layers": 0}}, "vision_config.num_hidden_layers must be at least 1, not 0"),
         ({"vision_config": {"num_attention_heads": 3}}, "vision_config.head_dim 16 times 3 heads is not 32"),
-        ({"vision_config": {"patch_size": [14, 14]}}, "has a field of the wrong kind"),
+        (
+            {"vision_config": {"patch_size": [14, 14]}},
+            r"vision_config.patch_size must be a whole number, not \[14, 14\]",
+        ),
         ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "unsupported vision_config.rope_parameters"),
         ({"projector_hidden_act": "silu"}, "unsupported projector_hidden_act 'silu'; supported: gelu"),
         ({"vision_feature_layer": -2}, "unsupported vision_feature_layer -2; supported: -1"),
         ({"vision_feature_layer": [-1]}, r"unsupported vision_feature_layer \[-1\]; supported: -1"),
-        ({"spatial_merge_size": 0}, "vision_config.spatial_merge_size must be at least 1, not 0"),
+        ({"spatial_merge_size": 0}, "config.json: spatial_merge_size must be at least 1, not 0"),
     ],
 )
 def test_a_tower_that_cannot_be_is_refused(mistral, tmp_path, fields, message):
@@ -216,12 +219,26 @@ def test_a_tower_that_cannot_be_is_refused(mistral, tmp_path, fields, message):
 def test_sizes_of_images_that_are_not_its_processor_s(mistral, tmp_path):
     size = {"height": 100, "width": 100, "longest_edge": None}
     folder = changed(mistral.folder, tmp_path / "odd", "preprocessor_config.json", size=size)
-    with pytest.raises(ModelError, match=r"preprocessor_config.json has the size .*; supported: a longest_edge"):
+    with pytest.raises(ModelError, match=r"odd/preprocessor_config.json: size is .*; supported: a longest_edge"):
         ModelConfig.from_pretrained(folder)
     (folder / "preprocessor_config.json").unlink()
     vision = ModelConfig.from_pretrained(folder).vision
     assert vision is not None
     assert (vision.longest_edge, vision.image_mean) == (280, (0.48145466, 0.4578275, 0.40821073))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": {"longest_edge": "large"}}, "size.longest_edge must be a whole number, not 'large'"),
+        ({"image_mean": [0.5, "half", 0.5]}, r"image_mean\[1\] must be a number, not 'half'"),
+        ({"image_std": [0.5]}, "image_mean and image_std must have 3 numbers each"),
+    ],
+)
+def test_what_is_wrong_with_the_processor_is_not_said_of_the_config(mistral, tmp_path, fields, message):
+    folder = changed(mistral.folder, tmp_path / "odd", "preprocessor_config.json", **fields)
+    with pytest.raises(ModelError, match=f"^{folder / 'preprocessor_config.json'}: {message}"):
+        ModelConfig.from_pretrained(folder)
 
 
 def test_a_tokenizer_without_what_ends_rows(mistral, tmp_path):

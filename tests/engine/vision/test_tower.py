@@ -75,6 +75,21 @@ def test_what_is_no_image_or_too_large_is_refused(oracle):
             token_grid(*size, oracle.vision)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": [1, 2]}, r"size must be a JSON object, not \[1, 2\]"),
+        ({"max_pixels": "9"}, "max_pixels must be a whole number, not '9'"),
+        ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 and max_pixels 8 must be in this order"),
+    ],
+)
+def test_what_is_wrong_with_the_processor_is_not_said_of_the_config(oracle, tmp_path, fields, message):
+    file = copytree(oracle.folder, tmp_path / "odd") / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(ModelError, match=f"^{file}: {message}"):
+        ModelConfig.from_pretrained(file.parent)
+
+
 def test_an_older_config_has_its_fields_side_by_side(oracle, tmp_path):
     """As those are on the Hub that transformers 4 wrote."""
     folder = copytree(oracle.folder, tmp_path / "old")

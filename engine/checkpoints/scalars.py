@@ -1,0 +1,75 @@
+"""Numbers of a JSON object, each refused by its name where it is something else. Free of torch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ModelError, shown
+
+Object = Mapping[str, Any]
+
+
+def whole(raw: Object, name: str, default: int | None = None, *, within: str = "") -> int:
+    """A whole number; `default` counts where it is left out. `within`: where `raw` stands, for errors.
+
+    Raises `KeyError` where it is left out and there is no default.
+    """
+    value = raw[name] if default is None else raw.get(name, default)
+    if not _is_number(value) or value != int(value):
+        raise ModelError(f"{within}{name} must be a whole number, not {shown(value)}")
+    return int(value)
+
+
+def positive(raw: Object, name: str, default: int | None = None, *, within: str = "") -> int:
+    """A whole number that is at least 1; see `whole`."""
+    if (size := whole(raw, name, default, within=within)) < 1:
+        raise ModelError(f"{within}{name} must be at least 1, not {size}")
+    return size
+
+
+def number(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:
+    """See `whole`."""
+    value = raw[name] if default is None else raw.get(name, default)
+    if not _is_number(value):
+        raise ModelError(f"{within}{name} must be a number, not {shown(value)}")
+    return float(value)
+
+
+def whole_or_none(raw: Object, name: str, *, within: str = "") -> int | None:
+    """None where it is left out, or null, or false."""
+    return None if _is_nothing(raw.get(name)) else whole(raw, name, within=within)
+
+
+def number_or_none(raw: Object, name: str, *, within: str = "") -> float | None:
+    """See `whole_or_none`."""
+    return None if _is_nothing(raw.get(name)) else number(raw, name, within=within)
+
+
+def wholes(raw: Object, name: str, default: Sequence[int] | None = None, *, within: str = "") -> tuple[int, ...]:
+    """A list of whole numbers; see `whole`."""
+    found = _listed(raw, name, default, within)
+    return tuple(whole(found, each, within=within) for each in found)
+
+
+def numbers(raw: Object, name: str, default: Sequence[float] | None = None, *, within: str = "") -> tuple[float, ...]:
+    """See `wholes`."""
+    found = _listed(raw, name, default, within)
+    return tuple(number(found, each, within=within) for each in found)
+
+
+def _listed(raw: Object, name: str, default: Sequence[float] | None, within: str) -> dict[str, Any]:
+    """Each by its place."""
+    found = raw[name] if default is None else raw.get(name, default)
+    if not isinstance(found, list | tuple):
+        raise ModelError(f"{within}{name} must be a list of numbers, not {shown(found)}")
+    return {f"{name}[{place}]": each for place, each in enumerate(found)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or value is False
