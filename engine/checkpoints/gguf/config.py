@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
-from . import linear_attention, with_states
+from . import gated_delta_net, with_states
 from .file import GgufModel, TensorInfo
 from .metadata import HAS_PARTS_APART, Fields
 from .names import ROPE_FACTORS, checkpoint_tensors, num_layers
@@ -221,7 +221,7 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Raw]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
-    **dict.fromkeys(linear_attention.ARCHITECTURES, _qwen3_5),
+    **dict.fromkeys(gated_delta_net.ARCHITECTURES, _qwen3_5),
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,

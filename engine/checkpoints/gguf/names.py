@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import linear_attention
+from . import gated_delta_net
 from .file import GgufModel, TensorInfo
-from .linear_attention import LinearAttentionTensors
+from .gated_delta_net import GatedDeltaNetTensors
 from .mamba import MODULE_OF, is_of_mamba, mamba_tensor
 from .sources import Source, in_halves
 
@@ -104,7 +104,7 @@ _MODULES_OF = {
     "llama": _MIXTRAL,
     "olmo2": _OLMO,
     "phi3": {**_MODULES, "ffn_up": "mlp.gate_up_proj"},
-    **dict.fromkeys(linear_attention.ARCHITECTURES, _QWEN_NEXT),
+    **dict.fromkeys(gated_delta_net.ARCHITECTURES, _QWEN_NEXT),
     **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_H),
 }
@@ -139,8 +139,8 @@ class _Naming:
         self._ends = _ENDS_OF.get(self._architecture, _ENDS)
         self._layers = "backbone.layers" if self._ends is _NEMOTRON_ENDS else "model.layers"
         self._mamba = MODULE_OF.get(self._architecture)
-        has_states = self._architecture in linear_attention.ARCHITECTURES
-        self._states = LinearAttentionTensors.of(metadata, self._architecture) if has_states else None
+        has_states = self._architecture in gated_delta_net.ARCHITECTURES
+        self._states = GatedDeltaNetTensors.of(metadata, self._architecture) if has_states else None
         # Norms that add one to their weights: there it is added already.
         self._has_raised_norms = has_states or self._architecture.startswith("gemma")
 
@@ -159,7 +159,7 @@ class _Naming:
         if index >= num_layers(self._metadata, self._architecture):
             return
         layer = f"{self._layers}.{index}."
-        if self._states is not None and linear_attention.is_of_states(module):
+        if self._states is not None and gated_delta_net.is_of_gated_delta_net(module):
             for name, part in self._states.named(module, replace(source, restored=None)):
                 yield layer + name, part
             return

@@ -17,13 +17,13 @@ _OF_HEADS = {"ssm_alpha": "in_proj_a.weight", "ssm_beta": "in_proj_b.weight", "a
 _MODULES = (*_OF_HEADS, "attn_qkv", "ssm_a", "ssm_ba", "ssm_conv1d", "ssm_dt", "ssm_norm", "ssm_out")
 
 
-def is_of_states(module: str) -> bool:
+def is_of_gated_delta_net(module: str) -> bool:
     """Whether what is called so belongs to a layer of this kind."""
     return module in _MODULES
 
 
 @dataclass(frozen=True)
-class LinearAttentionTensors:
+class GatedDeltaNetTensors:
     """What is known of a model's layers of that kind."""
 
     num_key_heads: int
@@ -40,7 +40,7 @@ class LinearAttentionTensors:
         return cls(keys, heads, key_dim, size // heads, architecture in _TILED)
 
     def named(self, module: str, source: Source) -> Iterator[tuple[str, Source]]:
-        """A tensor `is_of_states`, in its parts by their names within the layer."""
+        """A tensor `is_of_gated_delta_net`, in its parts by their names within the layer."""
         for name, part in self._parts(module, source):
             yield f"linear_attn.{name}", part
 
