@@ -130,7 +130,7 @@ def _latent_attention(model: ModelConfig, latent: LatentAttentionConfig, prefix:
     # Multiplied by in two parts, which takes plain numbers.
     expanded = heads * (latent.plain_dim + latent.value_dim)
     yield Projection(f"{prefix}.kv_b_proj", expanded, latent.rank, is_quantizable=False)
-    yield Projection(f"{prefix}.o_proj", hidden, heads * latent.value_dim, model.output_bias)
+    yield Projection(f"{prefix}.{model.names.attention_output}", hidden, heads * latent.value_dim, model.output_bias)
 
 
 def _num_other_state_weights(model: ModelConfig) -> tuple[int, int]:

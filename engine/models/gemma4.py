@@ -128,5 +128,6 @@ class Gemma4Attention(Attention):
 
     def _kv_scale_slots(self, prefix: str) -> Iterator[WeightSlot]:
         if (source := self._config.kv_source) is not None:
-            prefix = f"{self._config.names.layers}.{source}.self_attn"
+            names = self._config.names
+            prefix = f"{names.layers}.{source}.{names.attention}"
         yield from super()._kv_scale_slots(prefix)

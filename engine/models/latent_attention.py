@@ -48,9 +48,10 @@ class LatentAttention:
             orders=self._query_orders,
         )
         self.latent_norm = blank.norm(latent.rank)
+        self._output_name = config.names.attention_output
         expanded = heads * (latent.plain_dim + latent.value_dim)
         self.expand = blank.linear(["kv_b_proj"], [expanded], latent.rank, is_plain=True)
-        self.output = blank.linear(["o_proj"], [hidden], heads * latent.value_dim, config.output_bias)
+        self.output = blank.linear([self._output_name], [hidden], heads * latent.value_dim, config.output_bias)
 
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes latents into the cache; returns the rows that `step` wants.
@@ -115,7 +116,7 @@ class LatentAttention:
         yield from linear_slots(self.inputs, names, self._sizes, self._orders)
         yield from linear_slots(self.query, [f"{prefix}.{self._query_name}"], orders=self._query_orders)
         yield from linear_slots(self.expand, [f"{prefix}.kv_b_proj"])
-        yield from linear_slots(self.output, [f"{prefix}.o_proj"])
+        yield from linear_slots(self.output, [f"{prefix}.{self._output_name}"])
         yield WeightSlot(f"{prefix}.kv_a_layernorm.weight", self.latent_norm)
         if self.query_norm is not None:
             yield WeightSlot(f"{prefix}.q_a_layernorm.weight", self.query_norm)

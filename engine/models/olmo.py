@@ -17,10 +17,10 @@ class OlmoLayer(DecoderLayer):
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
-        self._norm_names = config.names.layer_norms
-        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        self._names = config.names
+        self.attention = Attention(blank.within(self._names.attention), rope, config.sliding_windows[index])
         self.attention_norm = RmsNorm(blank)
-        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
+        self.mlp = GatedMlp(blank.within(self._names.mlp.module), config.intermediate_size, config.names.mlp)
         self.mlp_norm = RmsNorm(blank)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
@@ -30,8 +30,8 @@ class OlmoLayer(DecoderLayer):
         return self.mlp_norm(self.mlp(residual.add_(branch)))
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        after_attention, after_mlp = self._norm_names
-        yield from self.attention.weight_slots(f"{prefix}.self_attn")
+        after_attention, after_mlp = self._names.layer_norms
+        yield from self.attention.weight_slots(f"{prefix}.{self._names.attention}")
         yield from self.attention_norm.weight_slots(f"{prefix}.{after_attention}")
-        yield from self.mlp.weight_slots(f"{prefix}.mlp")
+        yield from self.mlp.weight_slots(f"{prefix}.{self._names.mlp.module}")
         yield from self.mlp_norm.weight_slots(f"{prefix}.{after_mlp}")
