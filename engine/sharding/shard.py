@@ -86,10 +86,25 @@ class Shard:
         module, states = name.rpartition(".")[2], self.model.state_layers
         if states is not None and f".{states.module}." in f"{name}." and module in states.parts:
             return self._part_of_states(module, states)
-        latent = self.model.latent_attention
-        if latent is not None and (of_head := _head_sizes(latent).get(module)) is not None:
-            size = self.model.num_attention_heads * of_head
-            return Part(module != "o_proj", size, (share_of(size, self.rank, self.size),))
+        if module in _VOCABULARY:
+            return Part(True, self.model.vocab_size, (self.words,))
+        return self._part_of_latents(module) or self._part_of_attention(name, module) or self._part_of_mlp(name, module)
+
+    def _part_of_states(self, module: str, states: StateLayersConfig) -> Part:
+        """Of a layer with a state."""
+        sizes = states.parts[module]
+        shares = tuple(share_of(size, self.rank, self.size) for size in sizes)
+        return Part(module != "out_proj", sum(sizes), _side_by_side(sizes, shares))
+
+    def _part_of_latents(self, module: str) -> Part | None:
+        """Of what makes heads of latents, or is made of heads."""
+        latent, output = self.model.latent_attention, self.model.names.attention_output
+        if latent is None or (of_head := _head_sizes(latent, output).get(module)) is None:
+            return None
+        size = self.model.num_attention_heads * of_head
+        return Part(module != output, size, (share_of(size, self.rank, self.size),))
+
+    def _part_of_attention(self, name: str, module: str) -> Part | None:
         if module == "q_proj":
             # A head's gate, where it has one, lies behind its query.
             size = self._query_size * (2 if self.model.has_output_gate else 1)
@@ -99,15 +114,15 @@ class Shard:
         if module == "qkv_proj":
             sizes = (self._query_size, self._key_size, self._key_size)
             return Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
-        if module == "sinks" or (
-            self.model.has_head_gates and name.endswith(f"{self.model.names.attention}.gate_proj")
-        ):
-            heads = self.model.num_attention_heads
+        heads, names = self.model.num_attention_heads, self.model.names
+        if module == "sinks" or (self.model.has_head_gates and name.endswith(f"{names.attention}.gate_proj")):
             return Part(True, heads, (share_of(heads, self.rank, self.size),))
-        if module == self.model.names.attention_output:
+        if module == names.attention_output:
             return Part(False, self._query_size, (self._queries,))
-        if module in _VOCABULARY:
-            return Part(True, self.model.vocab_size, (self.words,))
+        return None
+
+    def _part_of_mlp(self, name: str, module: str) -> Part | None:
+        """Of an ordinary one, or of an expert."""
         if module not in (*_INNER, *_FROM_INNER):
             return None
         inner = self._inner_size(name)
@@ -115,12 +130,6 @@ class Shard:
         if module in _FUSED:
             return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
         return Part(module in _INNER, inner, (share,))
-
-    def _part_of_states(self, module: str, states: StateLayersConfig) -> Part:
-        """Of a layer with a state."""
-        sizes = states.parts[module]
-        shares = tuple(share_of(size, self.rank, self.size) for size in sizes)
-        return Part(module != "out_proj", sum(sizes), _side_by_side(sizes, shares))
 
     @property
     def _query_size(self) -> int:
@@ -150,13 +159,13 @@ class Shard:
         return self.model.intermediate_size
 
 
-def _head_sizes(latent: LatentAttentionConfig) -> dict[str, int]:
+def _head_sizes(latent: LatentAttentionConfig, output: str) -> dict[str, int]:
     """What a head has of each matrix that has something of each; of the others every rank has the whole."""
     return {
         "q_proj": latent.query_dim,
         "q_b_proj": latent.query_dim,
         "kv_b_proj": latent.plain_dim + latent.value_dim,
-        "o_proj": latent.value_dim,
+        output: latent.value_dim,
     }
 
 
