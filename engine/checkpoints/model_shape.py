@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from .quantization_config import QuantizationConfig
+from .quantization_schemes import QuantizationConfig
 from .rope_config import RopeConfig
 from .stage import WHOLE_MODEL, Stage
 from .state_layers import StateLayersConfig

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from .model_config import LatentAttentionConfig, MlpNames, ModelConfig, MoeConfig
 from .projection import FLOAT_BYTES, Projection
-from .quantization_config import WeightScheme
+from .quantization_schemes import WeightScheme
 from .vision_size import num_vision_weights
 
 # How many prefixes may keep a state beside those of the sequences that run.

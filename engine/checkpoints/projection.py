@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .quantization_config import (
+from .quantization_schemes import (
     MXFP4_GROUP,
     NVFP4_GROUP,
     BlockScheme,

@@ -12,7 +12,7 @@ import torch
 from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
 from ...kernels.paged_attention import AttentionShape
 from ..checkpoints.model_config import ModelConfig
-from ..checkpoints.quantization_config import ByteScheme, QuantizationConfig
+from ..checkpoints.quantization_schemes import ByteScheme, QuantizationConfig
 from ..errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from ...kernels.linear import supports_int8
 from ...kernels.paged_attention import AttentionMetadata
 from ...kernels.recurrent_states import StateSlots
 from ..checkpoints.model_config import ModelConfig
-from ..checkpoints.quantization_config import QuantizationConfig
+from ..checkpoints.quantization_schemes import QuantizationConfig
 from ..config import EngineConfig
 from ..errors import ConfigError, message_of
 from ..kv_cache.kv_memory import KVMemory

@@ -9,7 +9,8 @@ from ...kernels.linear import supports_grouped
 from ..checkpoints.gguf.config import read_cpu_quantization
 from ..checkpoints.gguf.file import is_gguf
 from ..checkpoints.model_config import ModelConfig
-from ..checkpoints.quantization_config import QuantizationConfig, read_quantization
+from ..checkpoints.quantization_config import read_quantization
+from ..checkpoints.quantization_schemes import QuantizationConfig
 from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks

@@ -11,7 +11,7 @@ from ...kernels.linear import Linear
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import Axes, Axis
 from ..checkpoints.model_config import MoeConfig
-from ..checkpoints.quantization_config import ByteScheme, Mxfp4Scheme
+from ..checkpoints.quantization_schemes import ByteScheme, Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
 from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent

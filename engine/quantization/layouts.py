@@ -11,7 +11,7 @@ from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import Axes, Axis
 from ..checkpoints.gguf.block_types import BLOCK_TYPES, BlockType
 from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k, q5_0, q6_k, q8_0
-from ..checkpoints.quantization_config import Int4Scheme
+from ..checkpoints.quantization_schemes import Int4Scheme
 from ..checkpoints.weights import WeightSlot
 
 _PER_WORD = 8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.linear import Fp4Weight
-from ..checkpoints.quantization_config import MXFP4_GROUP
+from ..checkpoints.quantization_schemes import MXFP4_GROUP
 
 # The root of the mean square of all sixteen values.
 RANDOM_FP4_SIZE = 2.93

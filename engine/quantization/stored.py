@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels.linear import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
-from ..checkpoints.quantization_config import (
+from ..checkpoints.quantization_schemes import (
     NVFP4_GROUP,
     BlockScheme,
     ByteScheme,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_shape import LayerSizes
-from ..checkpoints.quantization_config import Int4Scheme
+from ..checkpoints.quantization_schemes import Int4Scheme
 from ..errors import ConfigError
 
 # The decoder layers whose weights' names `Shard` knows.

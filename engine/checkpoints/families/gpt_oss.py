@@ -6,7 +6,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import GptOssConfig, ModelShape
-from ..quantization_config import MXFP4_GROUP
+from ..quantization_schemes import MXFP4_GROUP
 from ..scalars import number, whole
 from .llama import read_plain, require_activation
 from .mixtures import experts_in_each_layer

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
 from headrace.engine.checkpoints.projection import Projection
-from headrace.engine.checkpoints.quantization_config import Int4Scheme
+from headrace.engine.checkpoints.quantization_schemes import Int4Scheme
 from headrace.engine.config import EngineConfig
 from headrace.engine.kv_cache.kv_memory import block_bytes
 from headrace.engine.models import load_model

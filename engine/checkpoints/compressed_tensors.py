@@ -1,0 +1,79 @@
+"""The `quantization_config` of compressed-tensors, llm-compressor's format. Free of torch."""
+
+import re
+from typing import Literal
+
+from ..errors import ModelError
+from .model_folder import Raw
+from .quantization_fields import names_in, read_block, read_group_size, require
+from .quantization_schemes import NVFP4_GROUP, ByteScheme, Int4Scheme, Nvfp4Scheme, QuantizationConfig, WeightScheme
+
+
+def read_compressed_tensors(raw: Raw) -> QuantizationConfig:
+    require(raw, "quantization_status", "compressed", "frozen", default="compressed")
+    sparsity: Raw = raw.get("sparsity_config") or {}
+    if (found := sparsity.get("format", "dense")) != "dense":
+        raise ModelError(f"sparsity_config.format is {found!r}; supported: dense")
+    transforms: Raw = raw.get("transform_config") or {}
+    if transforms.get("config_groups"):
+        raise ModelError("transform_config changes the activations, which is not supported")
+    schemes = tuple(
+        (tuple(map(_named, names_in(group["targets"]))), _group(name, group, raw))
+        for name, group in raw["config_groups"].items()
+    )
+    return QuantizationConfig("compressed-tensors", schemes, tuple(map(_named, names_in(raw.get("ignore") or []))))
+
+
+_PACKED = (
+    "pack-quantized with 4-bit int weights and no input_activations, nvfp4-pack-quantized with 4-bit float weights"
+)
+_BYTES = "int-quantized and float-quantized with 8-bit weights and 8-bit input_activations of the same type"
+
+
+def _group(name: str, group: Raw, raw: Raw) -> WeightScheme:
+    weights: Raw = group["weights"]
+    inputs: Raw = group.get("input_activations") or {}
+    kind, bits = weights.get("type", "int"), int(weights.get("num_bits", 8))
+    form = group.get("format") or raw.get("format") or "dense"
+    if form == "pack-quantized" and (kind, bits) == ("int", 4) and not inputs:
+        return _int4(name, weights)
+    if form == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
+        require(weights, "group_size", NVFP4_GROUP, within=f"config_groups.{name}.weights.")
+        return Nvfp4Scheme("weight_packed", "weight_global_scale", divides=True)
+    byte = (kind, bits) in (("int", 8), ("float", 8))
+    same = bool(inputs) and (inputs.get("type", "int"), int(inputs.get("num_bits", 8))) == (kind, bits)
+    if form in ("int-quantized", "float-quantized", "naive-quantized") and byte and same:
+        return _bytes(name, weights)
+    raise ModelError(
+        f"config_groups.{name} has the format {form}, {bits}-bit {kind} weights and "
+        f"{'input_activations' if inputs else 'no input_activations'}; supported: {_PACKED}, or {_BYTES}"
+    )
+
+
+def _int4(name: str, weights: Raw) -> Int4Scheme:
+    strategy, order = weights.get("strategy"), weights.get("actorder")
+    if strategy not in ("group", "channel"):
+        raise ModelError(f"config_groups.{name}.weights.strategy is {strategy!r}; supported: group, channel")
+    group_size = read_group_size(weights["group_size"]) if strategy == "group" else None
+    has_order = order in ("group", "dynamic", True)
+    return Int4Scheme("compressed-tensors", group_size, bool(weights.get("symmetric", True)), has_order)
+
+
+def _bytes(name: str, weights: Raw) -> ByteScheme:
+    field = f"config_groups.{name}.weights"
+    strategy = weights.get("strategy")
+    if strategy not in ("tensor", "channel", "block"):
+        raise ModelError(f"{field}.strategy is {strategy!r}; supported: tensor, channel, block")
+    if not weights.get("symmetric", True):
+        raise ModelError(f"{field}.symmetric is false for 8 bits; supported: true")
+    kind: Literal["int8", "fp8"] = "int8" if weights.get("type", "int") == "int" else "fp8"
+    if strategy != "block":
+        return ByteScheme(kind, strategy)
+    return ByteScheme(kind, "block", block=read_block(f"{field}.block_structure", weights["block_structure"]))
+
+
+def _named(pattern: str) -> re.Pattern[str]:
+    """compressed-tensors' patterns: a module's name, `re:` and an expression, or the class of all of them."""
+    if pattern == "Linear":
+        return re.compile("")
+    return re.compile(pattern[3:] if pattern.startswith("re:") else re.escape(pattern) + "$")
