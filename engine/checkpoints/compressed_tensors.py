@@ -7,6 +7,7 @@ from ..errors import ModelError
 from .model_folder import Raw
 from .quantization_fields import names_in, read_block, read_group_size, require
 from .quantization_schemes import NVFP4_GROUP, ByteScheme, Int4Scheme, Nvfp4Scheme, QuantizationConfig, WeightScheme
+from .scalars import whole
 
 
 def read_compressed_tensors(raw: Raw) -> QuantizationConfig:
@@ -33,7 +34,7 @@ _BYTES = "int-quantized and float-quantized with 8-bit weights and 8-bit input_a
 def _group(name: str, group: Raw, raw: Raw) -> WeightScheme:
     weights: Raw = group["weights"]
     inputs: Raw = group.get("input_activations") or {}
-    kind, bits = weights.get("type", "int"), int(weights.get("num_bits", 8))
+    kind, bits = _type(weights, f"config_groups.{name}.weights.")
     form = group.get("format") or raw.get("format") or "dense"
     if form == "pack-quantized" and (kind, bits) == ("int", 4) and not inputs:
         return _int4(name, weights)
@@ -41,13 +42,17 @@ def _group(name: str, group: Raw, raw: Raw) -> WeightScheme:
         require(weights, "group_size", NVFP4_GROUP, within=f"config_groups.{name}.weights.")
         return Nvfp4Scheme("weight_packed", "weight_global_scale", divides=True)
     byte = (kind, bits) in (("int", 8), ("float", 8))
-    same = bool(inputs) and (inputs.get("type", "int"), int(inputs.get("num_bits", 8))) == (kind, bits)
+    same = bool(inputs) and _type(inputs, f"config_groups.{name}.input_activations.") == (kind, bits)
     if form in ("int-quantized", "float-quantized", "naive-quantized") and byte and same:
         return _bytes(name, weights)
     raise ModelError(
         f"config_groups.{name} has the format {form}, {bits}-bit {kind} weights and "
         f"{'input_activations' if inputs else 'no input_activations'}; supported: {_PACKED}, or {_BYTES}"
     )
+
+
+def _type(raw: Raw, within: str) -> tuple[object, int]:
+    return raw.get("type", "int"), whole(raw, "num_bits", 8, within=within)
 
 
 def _int4(name: str, weights: Raw) -> Int4Scheme:

@@ -1,11 +1,11 @@
 """Fields of a `quantization_config` that several of its formats have. Free of torch."""
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .model_folder import Raw
+from .scalars import whole, wholes
 
 
 def require(raw: Raw, field: str, *allowed: object, default: object = None, within: str = "") -> None:
@@ -14,9 +14,11 @@ def require(raw: Raw, field: str, *allowed: object, default: object = None, with
         raise ModelError(f"{within}{field} is {value!r}; supported: {', '.join(map(str, allowed))}")
 
 
-def read_block(field: str, sizes: Iterable[Any]) -> tuple[int, int]:
+def read_block(field: str, sizes: Any) -> tuple[int, int]:
     """Of how many outputs and inputs each scale is."""
-    rows, columns = map(int, sizes)
+    if len(found := wholes({field: sizes}, field)) != 2:
+        raise ModelError(f"{field} must be a number of outputs and one of inputs, not {shown(sizes)}")
+    rows, columns = found
     if min(rows, columns) < 1:
         raise ModelError(f"{field} makes blocks of {rows} by {columns}: both must be at least 1")
     return rows, columns
@@ -24,7 +26,7 @@ def read_block(field: str, sizes: Iterable[Any]) -> tuple[int, int]:
 
 def read_group_size(value: Any) -> int | None:
     """-1 stands for all inputs. Smaller groups than 32 inputs, or such that cross its multiples, have no kernel."""
-    size = int(value)
+    size = whole({"group_size": value}, "group_size")
     if size == -1:
         return None
     if size < 1 or size % 32:

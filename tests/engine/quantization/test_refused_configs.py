@@ -73,6 +73,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"quant_method": "fp8", "weight_block_size": [0, 128]},
         "weight_block_size makes blocks of 0",
     ),
+    "fp8 blocks of one size": (
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        "weight_block_size must be a number of outputs and one of inputs, not [128]",
+    ),
+    "fp8 blocks in words": (
+        {"quant_method": "fp8", "weight_block_size": [128, "all"]},
+        "weight_block_size[1] must be a whole number, not 'all'",
+    ),
+    "a group size in words": ({**AWQ, "group_size": "all"}, "(awq): group_size must be a whole number, not 'all'"),
+    "bits in words": (
+        compressed("pack-quantized", {**INT4, "num_bits": "four"}, HEAD),
+        ".weights.num_bits must be a whole number, not 'four'",
+    ),
     "modelopt keys": ({**NVFP4, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
     "nvfp4 group size": (
         compressed("nvfp4-pack-quantized", {**INT4, "type": "float"}, HEAD),
