@@ -116,6 +116,24 @@ class Case:
         return paged_attention_reference(*arguments, sinks=sinks).to(self.query.dtype)
 
 
+@cache
+def _same_case(batch: Batch, instructions: InstructionSet, heads: tuple[int, int, int], block_size: int) -> Case:
+    return Case.build(batch, instructions, heads, block_size)
+
+
+def same_case(
+    batch: Batch, instructions: InstructionSet, heads: tuple[int, int, int] = (9, 3, 64), block_size: int = 16
+) -> Case:
+    """As `build`, once for all instructions of a dtype: to be read alone."""
+    return _same_case(batch, of_dtype(instructions), heads, block_size)
+
+
+def of_dtype(instructions: InstructionSet) -> InstructionSet:
+    """Those that stand for all that compute in the same dtype."""
+    has_bfloat16 = instructions >= InstructionSet.AVX512_BF16
+    return InstructionSet.AVX512_BF16 if has_bfloat16 else InstructionSet.AVX2
+
+
 def _owned(metadata: AttentionMetadata, num_blocks: int) -> Tensor:
     """[num_blocks, block_size] bool: the slots that some sequence's tokens are in."""
     owned = torch.zeros(num_blocks, metadata.block_size, dtype=torch.bool)
@@ -133,7 +151,7 @@ SINKS = torch.tensor([-torch.inf, -50.0, -1.0, 0.0, 0.5, 2.0, 5.0, 60.0, 1e4])
 def expected_of(
     batch: Batch, instructions: InstructionSet, sliding_window: int | None, soft_cap: float | None, has_sinks: bool
 ) -> Tensor:
-    return Case.build(batch, instructions).expected(sliding_window, soft_cap, SINKS if has_sinks else None)
+    return same_case(batch, instructions).expected(sliding_window, soft_cap, SINKS if has_sinks else None)
 
 
 def check(
@@ -144,10 +162,9 @@ def check(
     has_sinks: bool = False,
 ) -> None:
     """What is expected is computed once for all numbers of threads, and for all instructions of a dtype."""
-    case = Case.build(batch, instructions)
+    case = same_case(batch, instructions)
     actual = case.run(instructions, sliding_window, soft_cap, SINKS if has_sinks else None)
-    alike = InstructionSet.AVX512_BF16 if case.query.dtype == torch.bfloat16 else InstructionSet.AVX2
-    assert_close(actual, expected_of(batch, alike, sliding_window, soft_cap, has_sinks))
+    assert_close(actual, expected_of(batch, of_dtype(instructions), sliding_window, soft_cap, has_sinks))
 
 
 @pytest.fixture(params=INSTRUCTION_SETS, ids=lambda each: each.name)
@@ -174,7 +191,7 @@ def test_batches(batch, sliding_window, instructions):
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_sizes(heads, block_size, instructions):
     prefixed = Batch((1, 40, 3, 1), (200, 140, 131, 130), ("abcdefgh", "abcdefgh", "abcdABCD", ""))
-    case = Case.build(prefixed, instructions, heads, block_size)
+    case = same_case(prefixed, instructions, heads, block_size)
     assert_close(case.run(instructions), case.expected())
     assert_close(case.run(instructions, sliding_window=50), case.expected(50))
 
@@ -183,20 +200,20 @@ def test_sizes(heads, block_size, instructions):
 def test_head_sizes_in_eights(heads, instructions):
     if instructions >= InstructionSet.AVX512_BF16:
         pytest.skip("bfloat16 wants sixteens")
-    case = Case.build(BATCHES["mixed"], instructions, heads)
+    case = same_case(BATCHES["mixed"], instructions, heads)
     assert_close(case.run(instructions), case.expected())
 
 
 @pytest.mark.parametrize("num_heads", range(1, 9))
 def test_groups_of_heads(num_heads, instructions):
-    case = Case.build(BATCHES["mixed"], instructions, (2 * num_heads, 2, 32))
+    case = same_case(BATCHES["mixed"], instructions, (2 * num_heads, 2, 32))
     assert_close(case.run(instructions), case.expected())
 
 
 @pytest.mark.parametrize("soft_cap", [0.5, 5.0, 50.0])
 @pytest.mark.parametrize("sliding_window", [None, 40])
 def test_soft_cap(soft_cap, sliding_window, instructions):
-    case = Case.build(BATCHES["mixed"], instructions)
+    case = same_case(BATCHES["mixed"], instructions)
     assert_close(case.run(instructions, sliding_window, soft_cap), case.expected(sliding_window, soft_cap))
 
 
@@ -252,7 +269,7 @@ def test_the_weights_of_many_keys_add_up_to_one(instructions):
 @pytest.mark.parametrize("factor", [4, 64])
 def test_large_scores(factor, instructions):
     """Later keys' exceed the first ones' by a little, or by so much that their exponentials are beyond any float."""
-    case = Case.build(BATCHES["mixed"], instructions)
+    case = same_case(BATCHES["mixed"], instructions)
     larger = replace(case, query=case.query * factor)
     # What a score is rounded by grows with it.
     tolerance = max(TOLERANCES[larger.query.dtype], factor * 1e-6)
@@ -275,7 +292,7 @@ def test_blocks_that_slid_out_of_the_window_are_not_read(instructions):
 
 
 def test_queries_and_caches_may_be_parts_of_larger_tensors(instructions):
-    case = Case.build(BATCHES["mixed"], instructions)
+    case = same_case(BATCHES["mixed"], instructions)
     wide = torch.zeros(case.query.shape[0], 15, 64, dtype=case.query.dtype)
     wide[:, 2:11] = case.query
     caches = torch.zeros(*case.key_cache.shape[:3], 2, 64, dtype=case.query.dtype)
