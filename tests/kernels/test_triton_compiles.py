@@ -72,6 +72,9 @@ def test_gpus_with_less_shared_memory(tmp_path):
     assert {each["card"] for each in compiled} == {"A100", "L4", "RTX5090"}
     assert not [each["card"] for each in compiled if "launch_pdl" in each]
     assert_fits(compiled)
+    # Others need so little that they are compiled for one card.
+    everywhere = {each["kernel"] for each in compiled if each["card"] != "L4"}
+    assert all(each["shared_bytes"] <= 2**15 for each in compiled if each["kernel"] not in everywhere)
     # What shapes are chosen by is no less than what they take.
     attending = [each for each in compiled if each["kernel"] == "attend_kernel"]
     assert attending
