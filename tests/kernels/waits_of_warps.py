@@ -1,4 +1,8 @@
-"""A kernel whose warps do different things, as Triton compiles it: what the emulated GPU makes of its waits."""
+"""A kernel whose warps do different things, as Triton compiles it: what the emulated GPU makes of its waits.
+
+`test_on_emulated_gpu.py` has these tests run: where Triton's interpreter has run, what it patched stays, and nothing is
+compiled.
+"""
 
 from typing import Any
 
