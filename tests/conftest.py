@@ -79,6 +79,7 @@ def _triton_interpreter(name: str) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the Triton kernels run")
     parser.addoption("--chaos-seeds", default="2", help="which jobs tests/chaos disturbs: so many, or FIRST:END")
+    parser.addoption("--compile-kernels", action="store_true", help="all Triton kernels, also those in compiled.json")
     parser.addoption("--chaos-rows", type=int, default=320, help="how long these jobs are")
 
 

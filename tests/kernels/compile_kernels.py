@@ -10,15 +10,15 @@ interpreter is lenient with types, and knows nothing of shared memory.
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from typing import Any
 
 import torch
-import triton
+from compiled_before import CompiledBefore, Facts, Record, compile_unknown
 from machine_code import describe, read_unwritten
+from ptx_checks import fuses_rounding, waits_at_end, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
@@ -100,24 +100,27 @@ CARDS = {
 
 NEWEST_CUDA = 99
 
-# A product and the sum that rounds it to a whole number as one instruction, which rounds once: not as the reference.
-_FUSED_ROUNDING = r"fma\.rn\.f32[^;]*0f4B400000"
-
-
 # Of an expert's two products one is compiled: they differ in which place of a row is read and which is written.
 _OF_PLACES = "IS_FIRST"
-# What a kernel that begins while the one before it runs waits with, and what it must not do before.
-_WAITS, _TOUCHES = "griddepcontrol.wait", r"\b(ld|st|atom|red|cp\.async\S*)\S*\.global"
 # They need a third at most of what the smallest card has.
 _OF_LITTLE = {"group_products_kernel", "merge_kernel", "recurrent_rule_kernel", "recurrent_scan_kernel"}
 _compiled: set[tuple[object, ...]] = set()
 _left_out: set[str] = set()
-# What is to be printed, and with it the machine code of a kernel that has wgmma.
-_told: list[tuple[dict[str, Any], bytes | None]] = []
+_told: list["Told"] = []
+
+
+@dataclass
+class Told:
+    """What is to be printed of a kernel. cubin: machine code that is new and has wgmma. key: in the record."""
+
+    about: dict[str, Any]
+    facts: Facts
+    key: str = ""
+    cubin: bytes | None = None
 
 
 def compile_instead(
-    kernel: Any, card: Card, is_reported: bool, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+    kernel: Any, card: Card, record: Record | None, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 ) -> None:
     """In place of a launch: compile the kernel for these arguments, as a launch would."""
     if kernel.fn.__name__ in _left_out:
@@ -143,47 +146,45 @@ def compile_instead(
             attributes[index,] = [["tt.divisibility", 16]]
     decisive = [value for (index,), value in constants.items() if kernel.params[index].name != _OF_PLACES]
     alike = (card, kernel.fn.__name__, *signature.values(), *map(str, decisive), *attributes, *options.items())
-    if not is_reported and alike in _compiled:
+    if record is not None and alike in _compiled:
         return
     _compiled.add(alike)
     source_kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     source = source_kind(kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", card.capability, 32), options=options)
     shapes = {name: value for name, value in arguments.items() if name.isupper()}
     types = [signature[parameter.name] for parameter in kernel.params if signature[parameter.name].startswith("*")]
-    shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
-    fuses = re.search(_FUSED_ROUNDING, compiled.asm["ptx"]) is not None
-    about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types)), "fuses": fuses}
+    about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types))}
+    about |= {"limit": card.shared_bytes, **options, **shapes}
+    target = GPUTarget("cuda", card.capability, 32)
+    try:
+        key, compiled = compile_unknown(source, target, options, card.name, record or Record({}))
+    except CompiledBefore as before:
+        _told.append(Told(about, before.facts))
+        return
+    ptx, cubin, sizes = (
+        compiled.asm["ptx"],
+        compiled.asm["cubin"],
+        (compiled.metadata.num_warps, compiled.metadata.shared),
+    )
+    facts = {"shared_bytes": compiled.metadata.shared, "fuses": fuses_rounding(ptx)}
     if options.get("launch_pdl"):
-        follows = arguments.get("FOLLOWS_WIDE", False)
-        about["waits"] = waits_at_end(compiled.asm["ptx"]) if follows else waits_first(compiled.asm["ptx"])
-    cubin, sizes = compiled.asm["cubin"], (compiled.metadata.num_warps, compiled.metadata.shared)
-    code = describe(cubin, card.capability, *sizes) if is_reported else {}
-    told = {**about, "unwritten": [], **shared, **shapes, **code}
-    _told.append((told, cubin if "wgmma" in compiled.asm["ptx"] else None))
+        facts["waits"] = (waits_at_end if arguments.get("FOLLOWS_WIDE", False) else waits_first)(ptx)
+    if record is None:
+        about |= describe(cubin, card.capability, *sizes)
+    _told.append(Told(about, facts, key, cubin if "wgmma" in ptx else None))
 
 
-def tell(card: Card) -> None:
-    """Print what was compiled, and what of it reads registers that nothing has written."""
-    suspects = [(told, cubin) for told, cubin in _told if cubin is not None]
-    found = read_unwritten([cubin for _, cubin in suspects], card.capability) if suspects else []
-    for (told, _), unwritten in zip(suspects, found, strict=True):
-        told["unwritten"] = unwritten
-    for told, _ in _told:
-        print(json.dumps(told), flush=True)
+def tell(card: Card) -> dict[str, Facts]:
+    """Print what was compiled, and what of it reads registers that nothing has written. Returns the record's facts."""
+    suspects = [told for told in _told if told.cubin is not None]
+    found = read_unwritten([told.cubin for told in suspects], card.capability) if suspects else []
+    for told, unwritten in zip(suspects, found, strict=True):
+        told.facts = {**told.facts, "unwritten": unwritten}
+    for told in _told:
+        print(json.dumps({**told.about, "unwritten": [], **told.facts, "is_new": bool(told.key)}), flush=True)
+    facts = {told.key: told.facts for told in _told if told.key}
     _told.clear()
-
-
-def waits_first(ptx: str) -> bool:
-    """Whether it waits for the kernels before it, and touches no memory until then."""
-    before, waits, _ = ptx.partition(_WAITS)
-    return bool(waits) and re.search(_TOUCHES, before) is None
-
-
-def waits_at_end(ptx: str) -> bool:
-    """Whether it waits for the kernels before it, and touches no memory from then on."""
-    _, waits, after = ptx.partition(_WAITS)
-    return bool(waits) and re.search(_TOUCHES, after) is None
+    return facts
 
 
 def attend(
@@ -458,7 +459,7 @@ MODELS = {
 def compile_models(card: Card) -> None:
     """Every kernel as those models launch it in bfloat16: their attention, products, norms, rotary and sampling."""
     for name, model in MODELS.items():
-        _told.append(({"model": name}, None))
+        _told.append(Told({"model": name}, {}))
         for kv_dtype in (None, card.fp8):
             attend(model.heads, model.kv_heads, model.head_dim, BF16, kv_dtype=kv_dtype)
         compile_rows(model)
@@ -526,7 +527,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
     parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, instructions")
+    parser.add_argument("--record", choices=("read", "write"), help="compile what is not in it; all of these, into it")
     arguments = parser.parse_args()
+    record = None if arguments.report else Record.read() if arguments.record == "read" else Record({})
     for module in (
         activation,
         attention,
@@ -545,6 +548,7 @@ def main() -> None:
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     # As beside the newest driver.
     triton_assembler.use_newer_assembler(NEWEST_CUDA)
+    compiled: dict[str, dict[str, Facts]] = {}
     for card in (CARDS[name] for name in arguments.cards.split(",")):
         vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
         vars(device)["_INTERPRETED_PROCESSORS"] = card.processors
@@ -553,10 +557,15 @@ def main() -> None:
         hopper.hopper_kernel.cache_clear()
         device.shared_bytes.cache_clear()
         device.num_processors.cache_clear()
-        JITFunction.run = partialmethod(compile_instead, card, arguments.report)
+        JITFunction.run = partialmethod(compile_instead, card, record)
         for part in arguments.parts:
             PARTS[part](card)
-        tell(card)
+        compiled[card.name] = tell(card)
+    if arguments.record == "write":
+        record = Record.read()
+        for name, facts in compiled.items():
+            record.replace(name, facts)
+        record.write()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from headrace.kernels.paged_attention.kernel_shapes import KernelShape
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 HERE = Path(__file__).parent
-
+RECORD = HERE / "compiled.json"
 
 # Not in every step, or after what torch launches.
 LATE_KERNELS = {"bit_mask_kernel", "copy_blocks_kernel", "penalize_kernel", "sample_kernel", "uniform_kernel"}
@@ -29,54 +31,62 @@ def launched_kernels() -> set[str]:
     return {name for text in wrappers for name in re.findall(r"(\w+_kernel)(?:\[|, x,|,\s+\()", text)}
 
 
-def compile_side_by_side(folder: Path, *parts: str) -> list[dict[str, Any]]:
-    """What `compile_kernels.py` says of each group of parts, a process a group."""
+@pytest.fixture
+def compiled(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """What `compile_kernels.py` says when it is given these arguments.
+
+    It compiles what is not in the record of those that were compiled before, and all with `--compile-kernels`.
+    """
+    how = "write" if request.config.getoption("--compile-kernels") else "read"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # Where the package is not installed.
     environment["PYTHONPATH"] = str(HERE.parents[1] / "typings")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, HERE / "compile_kernels.py", *part.split()],
-            env={**environment, "TRITON_CACHE_DIR": str(folder)},
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=(folder / f"{part}.err").open("w"),
+
+    def compile_kernels(*arguments: str) -> list[dict[str, Any]]:
+        done = subprocess.run(
+            [sys.executable, HERE / "compile_kernels.py", "--record", how, *arguments],
+            env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
             text=True,
+            check=False,
         )
-        for part in parts
-    ]
-    told = [process.communicate()[0] for process in processes]
-    for process, part in zip(processes, parts, strict=True):
-        assert process.returncode == 0, (folder / f"{part}.err").read_text()[-3000:]
-    return [json.loads(line) for text in told for line in text.splitlines()]
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        is_kept = how == "read" and json.loads(RECORD.read_text())["triton"] == version("triton")
+        new = {each["kernel"] for each in found if each["is_new"] and is_kept}
+        assert not new, f"compile them all once more, with --compile-kernels: {sorted(new)} are not as in {RECORD.name}"
+        return found
+
+    return compile_kernels
 
 
-def assert_fits(compiled: list[dict[str, Any]]) -> None:
-    assert not [each for each in compiled if each["shared_bytes"] > each["limit"]]
+def assert_fits(found: list[dict[str, Any]]) -> None:
+    assert not [each for each in found if each["shared_bytes"] > each["limit"]]
 
 
-def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
-    compiled = compile_side_by_side(tmp_path, "attention", "gated_delta linear lora mamba2 moe rest")
-    assert {each["kernel"] for each in compiled} == launched_kernels()
-    assert_fits(compiled)
-    assert not [each["kernel"] for each in compiled if each["fuses"]]
-    assert not [(each["kernel"], each["unwritten"]) for each in compiled if each["unwritten"]]
+def test_every_kernel_compiles_and_fits_into_shared_memory(compiled):
+    found = compiled("attention", "gated_delta", "linear", "lora", "mamba2", "moe", "rest")
+    assert {each["kernel"] for each in found} == launched_kernels()
+    assert_fits(found)
+    assert not [each["kernel"] for each in found if each["fuses"]]
+    assert not [(each["kernel"], each["unwritten"]) for each in found if each["unwritten"]]
     # What begins early waits before it touches memory, or once it is done, where what is before it writes elsewhere.
-    assert {each["kernel"] for each in compiled if "launch_pdl" not in each} == LATE_KERNELS
-    assert not [each["kernel"] for each in compiled if "launch_pdl" in each and not each["waits"]]
+    assert {each["kernel"] for each in found if "launch_pdl" not in each} == LATE_KERNELS
+    assert not [each["kernel"] for each in found if "launch_pdl" in each and not each["waits"]]
 
 
-def test_gpus_with_less_shared_memory(tmp_path):
+def test_gpus_with_less_shared_memory(compiled):
     """Every head size, dtype and card is compiled by hand: see `compile_kernels.py`."""
-    compiled = compile_side_by_side(tmp_path, "--cards A100,L4,RTX5090 tightest")
-    assert {each["card"] for each in compiled} == {"A100", "L4", "RTX5090"}
-    assert not [each["card"] for each in compiled if "launch_pdl" in each]
-    assert_fits(compiled)
+    found = compiled("--cards", "A100,L4,RTX5090", "tightest")
+    assert {each["card"] for each in found} == {"A100", "L4", "RTX5090"}
+    assert not [each["card"] for each in found if "launch_pdl" in each]
+    assert_fits(found)
     # Others need so little that they are compiled for one card.
-    everywhere = {each["kernel"] for each in compiled if each["card"] != "L4"}
-    assert all(each["shared_bytes"] <= 2**15 for each in compiled if each["kernel"] not in everywhere)
+    everywhere = {each["kernel"] for each in found if each["card"] != "L4"}
+    assert all(each["shared_bytes"] <= 2**15 for each in found if each["kernel"] not in everywhere)
     # What shapes are chosen by is no less than what they take.
-    attending = [each for each in compiled if each["kernel"] == "attend_kernel"]
+    attending = [each for each in found if each["kernel"] == "attend_kernel"]
     assert attending
     for each in attending:
         shape = KernelShape(each["ROWS"], each["TILE"], each["num_warps"], each["num_stages"], 1, 255)
