@@ -35,6 +35,7 @@ _IDLE: Mapping[str, _Idle] = {
     "convert": _Idle(_only("auto", "none"), "models generate text, they are not converted"),
     "cpu_offload_gb": _Idle(_only(0, 0.0), "weights do not leave the device: take quantised ones, or more devices"),
     "cudagraph_capture_sizes": _Idle(_only(None), "say cuda_graph_sizes"),
+    "data_parallel_size": _Idle(_only(1), "one process is one engine: `headrace run` starts several workers"),
     "disable_custom_all_reduce": _Idle(_whatever, _NO_PART),
     "disable_log_stats": _Idle(_only(None, True), "outputs have no metrics: leave it out"),
     "distributed_executor_backend": _Idle(_only(None, "mp", "uni"), "processes of this host share a model"),

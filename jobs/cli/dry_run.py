@@ -17,7 +17,7 @@ from ..spec.stored import read_stored
 from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
 from .job_options import JobAsked, asked
-from .options import engine_config, watchdog_seconds
+from .options import data_parallel_size, engine_config, watchdog_seconds
 from .reading import shown_reading
 from .signatures import takes
 from .target_options import PossibleOutput, Target, target
@@ -25,19 +25,20 @@ from .target_options import PossibleOutput, Target, target
 _UNKNOWN = "not known before a job with this model has completed"
 
 
-@takes(asked, target, engine_config, watchdog_seconds)
+@takes(asked, target, engine_config, watchdog_seconds, data_parallel_size)
 def dry_run(
     asked: JobAsked,
     _target: Target,
     engine: EngineConfig,
     _watchdog: float,
+    _num_workers: int,
     output: PossibleOutput = None,
     gpu_hour_price: GpuHourPrice = None,
 ) -> None:
     """Say what running INPUT would be: rows, tokens, time.
 
     Takes the options of `run`, and writes nothing. Plans every row: rows at fault, shared prefixes, whether all fit.
-    The time is what an earlier job's pace makes it, however many GPUs shared the model then.
+    The time is what an earlier job's pace makes it, however many workers and GPUs had the model then.
     """
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.

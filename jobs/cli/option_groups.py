@@ -32,7 +32,7 @@ _GROUPS = {
         *("--enforce-eager", "--gpu-memory-utilization", "--kv-cache-memory-bytes"),
         *("--max-loras", "--max-lora-rank", "--speculative-config", "--watchdog-timeout"),
     ),
-    "Parallel": ("--tensor-parallel-size", "--pipeline-parallel-size"),
+    "Parallel": ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"),
 }
 ALL_OPTIONS = tuple(option for options in _GROUPS.values() for option in options)
 # Those of no group.

@@ -98,6 +98,16 @@ PipelineParallelSize = Annotated[
     ),
 ]
 
+DataParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--data-parallel-size",
+        "-dp",
+        min=1,
+        help="How many workers of the model, each with GPUs of its own, or on a CPU with a share of the cores.",
+    ),
+]
+
 WatchdogTimeout = Annotated[
     float,
     typer.Option(
@@ -116,6 +126,11 @@ def watchdog_seconds(watchdog_timeout: WatchdogTimeout = DEFAULT_SECONDS) -> flo
             f"--watchdog-timeout must be 0, which turns it off, or from 1 to {_MOST_SECONDS}, not {watchdog_timeout:g}"
         )
     return watchdog_timeout
+
+
+def data_parallel_size(data_parallel_size: DataParallelSize = 1) -> int:
+    """How many workers a command is to start for a model."""
+    return data_parallel_size
 
 
 def engine_config(

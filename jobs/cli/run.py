@@ -13,27 +13,34 @@ from ...storage.output.address import open_folder
 from ...storage.output.manifest import OutputMode, read_manifest
 from ..client.client import Client, Job
 from ..spec.schemas import JobSpec
+from ..workers.placement import place
 from .advice import sampling_advice
 from .cost import GpuHourPrice
 from .follow import at_first, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import JobAsked, asked
 from .model_checks import check_model
-from .options import engine_config, watchdog_seconds, worker_options
+from .options import data_parallel_size, engine_config, watchdog_seconds, worker_options
 from .reading import shown_reading
 from .signatures import takes
 from .target_options import Target, target
 
 
-@takes(asked, target, engine_config, watchdog_seconds)
+@takes(asked, target, engine_config, watchdog_seconds, data_parallel_size)
 def run(
-    asked: JobAsked, target: Target, engine: EngineConfig, watchdog: float, gpu_hour_price: GpuHourPrice = None
+    asked: JobAsked,
+    target: Target,
+    engine: EngineConfig,
+    watchdog: float,
+    num_workers: int,
+    gpu_hour_price: GpuHourPrice = None,
 ) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
     check_model(asked.spec.model, engine)
+    places = place(num_workers, engine.world_size)
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
@@ -41,8 +48,8 @@ def run(
             job = _submitted(client, asked, target)
             first = known if known is not None and known.job_id == job.id else at_first(job)
             typer.echo(opening(job, first), err=True)
-            with job.local_worker(worker_options(engine, watchdog)) as worker:
-                status = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
+            with job.local_workers(worker_options(engine, watchdog), places) as workers:
+                status = follow(client, job, first, lambda progress: workers.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)
             raise

@@ -21,6 +21,7 @@ from ..client.display import counted
 from ..errors import SpecError
 from ..spec.lora import parse_loras
 from ..spec.precision import Precision
+from ..workers.placement import place
 from .cost import GpuHourPrice
 from .follow import accompany, at_first, conclude, exit_status, opening
 from .interrupts import termination_as_interrupt
@@ -34,6 +35,7 @@ from .options import (
     Quantization,
     Revision,
     ServedModelName,
+    data_parallel_size,
     engine_config,
     watchdog_seconds,
     worker_options,
@@ -80,11 +82,12 @@ def requests(
     return Requests(source, output)
 
 
-@takes(requests, engine_config, watchdog_seconds)
+@takes(requests, engine_config, watchdog_seconds, data_parallel_size)
 def run_batch(
     requests: Requests,
     engine: EngineConfig,
     watchdog: float,
+    num_workers: int,
     model: Model,
     served_model_name: ServedModelName = None,
     generation_config: GenerationConfig = "auto",
@@ -110,6 +113,7 @@ def run_batch(
     precision, loras = Precision(dtype, quantization, kv_cache_dtype), parse_loras(lora_modules or ())
     for lora in loras:
         lora.check(engine.max_lora_rank)
+    places = place(num_workers, engine.world_size)
     models = ServedModels.of([model], precision, loras, served_model_name, generation_config)
     with termination_as_interrupt(), Client() as client:
         batches = OfflineBatches(client, models, FileStore.of(client.settings, client.ledger))
@@ -125,8 +129,8 @@ def run_batch(
                 job = client.job(batch.job_id)
                 first = at_first(job) if is_new else job.progress()
                 typer.echo(opening(job, first), err=True)
-                with job.local_worker(worker_options(engine, watchdog)) as worker:
-                    pace, progress = accompany(client, job, first, lambda progress: worker.tick(progress.rows_done))
+                with job.local_workers(worker_options(engine, watchdog), places) as workers:
+                    pace, progress = accompany(client, job, first, lambda progress: workers.tick(progress.rows_done))
                 batch = _once(client, batch, lambda batch: batch.state.has_ended)
             _deliver(batches, batch, requests.output)
         except KeyboardInterrupt:

@@ -6,7 +6,9 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,11 +20,13 @@ from ..errors import WorkerFailedError
 from ..periodic import Periodic
 from ..settings import Settings
 from ..spec.lora import worker_options as lora_options
-from ..workers.kept_worker import KeptWorker
+from ..workers.kept_workers import KeptWorkers, names_of_workers
+from ..workers.placement import place
 from ..workers.presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
-from .options import engine_config, watchdog_seconds, worker_options
+from .named_lines import print_named
+from .options import data_parallel_size, engine_config, watchdog_seconds, worker_options
 from .serve import Serving, say_where, serving
 from .signatures import takes
 
@@ -32,25 +36,27 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-@takes(serving, engine_config, watchdog_seconds)
-def up(serving: Serving, engine: EngineConfig, watchdog: float) -> None:
+@takes(serving, engine_config, watchdog_seconds, data_parallel_size)
+def up(serving: Serving, engine: EngineConfig, watchdog: float, num_workers: int) -> None:
     """Serve models on this machine: the API and its workers.
 
-    There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
-    under way, the workers hand back what they have not finished. Whatever was submitted waits for the next one.
+    There is a worker for each --model, or as many as --data-parallel-size says, started again should it die. SIGTERM or
+    Ctrl-C stops all: the API ends what is under way, the workers hand back what they have not finished. Whatever was
+    submitted waits for the next one.
     """
     settings = Settings.from_environment()
     for lora in (model.lora for model in serving.served.all if model.lora is not None):
         lora.check(engine.max_lora_rank)
     for model in serving.served.all:
         check_model(model.exact_name, engine)
+    places = place(num_workers, engine.world_size)
     _name_the_lines(settings)
     with (
         termination_as_interrupt(),
         redis_server(settings) as redis,
         WorkerPresence(redis.url) as presence,
     ):
-        house = _House(serving, worker_options(engine, watchdog), presence)
+        house = _House(serving, worker_options(engine, watchdog), places, presence)
         with Periodic("readiness", _LOOK_SECONDS, house.look):
             try:
                 serving.serve(settings, house.open)
@@ -63,7 +69,13 @@ def up(serving: Serving, engine: EngineConfig, watchdog: float) -> None:
 class _House:
     """The workers beside a server."""
 
-    def __init__(self, serving: Serving, worker_options: list[str], presence: WorkerPresence) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        worker_options: list[str],
+        places: Sequence[Mapping[str, str]],
+        presence: WorkerPresence,
+    ) -> None:
         self.refusal: str | None = None
         self._presence = presence
         self._id = WorkerId.own()
@@ -71,10 +83,13 @@ class _House:
         self._url: str | None = None
         self._models = serving.served.all
         self._to_come = list(self._models)
-        width = max(len(model.name) for model in self._models)
         loras = serving.served.adapters_of
         bases = [model for model in self._models if model.lora is None]
-        self._workers = [self._worker(model, [*worker_options, *lora_options(loras(model))], width) for model in bases]
+        names = [name for model in bases for name in names_of_workers(model.name, len(places))]
+        self._width = max(map(len, names))
+        self._workers = [
+            self._workers_of(model, [*worker_options, *lora_options(loras(model))], places) for model in bases
+        ]
 
     def open(self, url: str) -> None:
         """Told each URL that the server listens on; the first is that of HTTP."""
@@ -86,12 +101,11 @@ class _House:
         say_where(url)
         if is_first:
             self._url = url
-            for worker in self._workers:
-                worker.start()
+            for workers in self._workers:
+                workers.start()
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.stop()
+        KeptWorkers.stop(self._workers)
 
     def look(self) -> None:
         """Say which models have come to be served. Raises redis' errors."""
@@ -115,16 +129,9 @@ class _House:
                 self._presence.announce_loading(queue, self._id)
         self._announce_at = time.monotonic() + RENEW_SECONDS
 
-    def _worker(self, model: "ServedModel", options: list[str], width: int) -> KeptWorker:
-        prefix = model.name.ljust(width)
-
-        def print_line(line: str) -> None:
-            # In one write, unlike `print`, between whose two another thread's line may come; nowhere where stderr is
-            # closed.
-            typer.echo(f"{prefix} | {line}", err=True)
-
+    def _workers_of(self, model: "ServedModel", options: list[str], places: Sequence[Mapping[str, str]]) -> KeptWorkers:
         command = ["--model", model.exact_name, *model.worker_options, *options]
-        return KeptWorker(model.name, command, print_line, self._refused)
+        return KeptWorkers(model.name, command, places, partial(print_named, self._width), self._refused)
 
     def _refused(self, reason: str) -> None:
         """Nothing that this command could do would help: all is stopped."""

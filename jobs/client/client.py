@@ -5,7 +5,7 @@ import json
 import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
 from inspect import signature
 from numbers import Real
@@ -245,12 +245,11 @@ class Client(Connections):
         request = request_of(spec, prompt, system, timeout_seconds)
         self.ensure_redis()
         queue = shard_queue(spec.model, spec.precision)
-        with self.worker_for(queue, spec.worker_options, request.id) as worker, self._wanted(request):
+        with self.workers_for(queue, spec.worker_options, request.id) as workers, self._wanted(request):
             self.live.submit(request)
-            answer = self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
+            answer = self._streams.collect(request, partial(workers.tick, 0) if start_worker else None)
         # Nobody looks for what a worker that has answered wrote. The answer counts whether or not it can be removed.
-        with suppress(OSError):
-            self.log_of(request.id).unlink(missing_ok=True)
+        self.remove_logs(request.id)
         return answer
 
     @contextmanager

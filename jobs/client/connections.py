@@ -1,7 +1,7 @@
 """What a client reaches: the ledger, Redis, and workers by way of their queues."""
 
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +11,7 @@ from ..broker.celery_app import create_app, ring_for_shards
 from ..broker.redis_access import redis_server
 from ..open_ledger import open_ledger
 from ..settings import Settings, SettingsError
-from ..workers.local_worker import LocalWorker
+from ..workers.local_workers import LocalWorkers, logs_of_workers
 from ..workers.presence import WorkerPresence
 
 
@@ -64,13 +64,25 @@ class Connections:
         self.ensure_redis()
         ring_for_shards(self._app, queue, shard_ids)
 
-    def worker_for(self, queue: str, options: Sequence[str], name: str) -> LocalWorker:
-        """A worker for a queue, to be started if it has none; `options` are those of `headrace worker`."""
-        return LocalWorker(self._presence, queue, options, self.log_of(name), self.settings.environment())
+    def workers_for(
+        self, queue: str, options: Sequence[str], name: str, places: Sequence[Mapping[str, str]] = ({},)
+    ) -> LocalWorkers:
+        """Workers for a queue, to be started if it has none; `options` are those of `headrace worker`.
+
+        `places`: what each has in its environment beside what is there; there are as many workers.
+        """
+        environments = [{**self.settings.environment(), **place} for place in places]
+        return LocalWorkers(self._presence, queue, options, self.log_of(name), environments)
 
     def log_of(self, name: str) -> Path:
-        """Where the worker that was started for a job, or a request, says what it does."""
+        """Where the worker that was started for a job, or a request, says what it does; of several the first."""
         return self.settings.data_dir / "logs" / f"worker-{name}.log"
+
+    def remove_logs(self, name: str) -> None:
+        """Those of all workers that were started for a job, or a request."""
+        for log in logs_of_workers(self.log_of(name)):
+            with suppress(OSError):
+                log.unlink(missing_ok=True)
 
     def ensure_redis(self) -> None:
         """Bring the embedded server back should it be gone."""

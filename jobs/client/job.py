@@ -3,8 +3,8 @@
 import math
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ..shards.finishing import finish_what_is_left
 from ..spec.priority import checked_priority
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
-from ..workers.local_worker import LocalWorker
+from ..workers.local_workers import LocalWorkers
 from .connections import Connections
 from .verbs import cancel_job, delete_job, retry_job
 
@@ -96,7 +96,7 @@ class Job:
         from .display import JobDisplay, is_looked_at
 
         with ExitStack() as stack:
-            worker = stack.enter_context(self.local_worker())
+            workers = stack.enter_context(self.local_workers())
             display = None
             if is_looked_at() if show_progress is None else show_progress:
                 display = stack.enter_context(JobDisplay(self, self.progress()))
@@ -104,12 +104,12 @@ class Job:
                 if display is not None:
                     display.show(progress)
                 if start_worker and progress.state is JobState.RUNNING:
-                    worker.tick(progress.rows_done)
+                    workers.tick(progress.rows_done)
         return progress
 
-    def local_worker(self, options: Sequence[str] = ()) -> LocalWorker:
-        """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
-        return self.client.worker_for(self.record.queue, [*self.spec.worker_options, *options], self.id)
+    def local_workers(self, options: Sequence[str] = (), places: Sequence[Mapping[str, str]] = ({},)) -> LocalWorkers:
+        """Workers for the job's queue, to be started if there is none; see `Connections.workers_for`."""
+        return self.client.workers_for(self.record.queue, [*self.spec.worker_options, *options], self.id, places)
 
     @property
     def worker_command(self) -> str:
@@ -162,8 +162,7 @@ class Job:
         """
         is_deleted = delete_job(self.client.ledger, self.client.jobs_folder, self.id, with_output, ended_before)
         if is_deleted:
-            with suppress(OSError):
-                self.client.log_of(self.id).unlink(missing_ok=True)
+            self.client.remove_logs(self.id)
         return is_deleted
 
     def results(self) -> pa.Table:

@@ -91,10 +91,10 @@ def _answered_again(
     terms = Terms(tenant=receipt.tenant, priority=receipt.priority + 1)
     job = client.submit_spec(source, spec, folder, OutputMode.NEW, terms=terms)
     try:
-        with job.local_worker(worker_options) as worker:
+        with job.local_workers(worker_options) as workers:
             for progress in job.watch():
                 if progress.state is JobState.RUNNING:
-                    worker.tick(progress.rows_done)
+                    workers.tick(progress.rows_done)
             if progress.state is not JobState.COMPLETED:
                 raise NotVerifiable(f"job {job.id}, which makes the rows again, was {progress.state}")
             _wait_until_tidy(folder)

@@ -4,10 +4,10 @@ import logging
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from .worker_process import REFUSED, start_worker, stop_worker
+from .worker_process import REFUSED, start_worker, stop_workers
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,19 @@ class KeptWorker:
 
     Each line that it writes is passed to `on_line`; one for which that raises OSError is lost. `on_refusal` is told why
     it refuses to run, after which it is not started again. Both are called in a thread of this object's own.
+    `environment`: its own, in the place of this process's.
     """
 
     def __init__(
-        self, name: str, options: Sequence[str], on_line: Callable[[str], None], on_refusal: Callable[[str], None]
+        self,
+        name: str,
+        options: Sequence[str],
+        on_line: Callable[[str], None],
+        on_refusal: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._name = name
+        self._environment = environment
         self._options = tuple(options)
         self._on_line = on_line
         self._on_refusal = on_refusal
@@ -51,7 +58,7 @@ class KeptWorker:
         with self._lock:
             process = self._process
         if process is not None:
-            stop_worker(process)
+            stop_workers([process])
         if self._thread.is_alive():
             self._thread.join()
 
@@ -67,7 +74,7 @@ class KeptWorker:
                 return
             if time.monotonic() - begin > _WELL_SECONDS:
                 pause = _FIRST_PAUSE_SECONDS
-            logger.error("the worker of %s ended with status %d: another in %g s", self._name, status, pause)
+            logger.error("%s: the worker ended with status %d, another in %g s", self._name, status, pause)
             self._stopping.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -76,7 +83,9 @@ class KeptWorker:
         with self._lock:
             if self._stopping.is_set():
                 return 0, ""
-            process = self._process = start_worker(self._options, subprocess.PIPE, in_own_group=True)
+            process = self._process = start_worker(
+                self._options, subprocess.PIPE, environment=self._environment, in_own_group=True
+            )
         assert process.stdout is not None
         last_words = ""
         with process.stdout as output:

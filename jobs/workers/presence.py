@@ -62,6 +62,10 @@ class WorkerId:
         """Whether it runs, or ran, on this host."""
         return self.host == socket.gethostname()
 
+    def is_one_of(self, pids: Collection[int]) -> bool:
+        """Whether it is one of these processes of this host."""
+        return self.pid in pids and self.is_here
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -129,9 +133,12 @@ class WorkerPresence:
         with suppress(RedisError):
             self._redis.zrem(_key(queue), str(worker))
 
-    def is_served(self, queue: str) -> bool:
-        """Whether some worker listens to the queue; false when Redis does not answer."""
-        return bool(self._workers(queue, silent_seconds=0.0))
+    def is_served(self, queue: str, apart_from: Collection[int] = ()) -> bool:
+        """Whether some worker listens to the queue; false when Redis does not answer.
+
+        `apart_from`: pids of processes of this host that do not count.
+        """
+        return any(not worker.is_one_of(apart_from) for worker in self._workers(queue, silent_seconds=0.0))
 
     def num_workers(self, queues: Collection[str]) -> dict[str, int]:
         """How many workers listen to each of some queues. Raises redis' errors."""
@@ -148,9 +155,21 @@ class WorkerPresence:
         """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
         return bool(self._workers(queue, SILENCE_SECONDS))
 
-    def is_alive_here(self, queue: str) -> bool:
+    def is_alive_here(self, queue: str, apart_from: Collection[int] = ()) -> bool:
         """Whether a worker that has been heard of lately runs on this host, silent now or not."""
-        return any(worker.is_here for worker in self._workers(queue, SILENCE_SECONDS))
+        workers = self._workers(queue, SILENCE_SECONDS)
+        return any(worker.is_here and not worker.is_one_of(apart_from) for worker in workers)
+
+    def has_served(self, queue: str, pid: int) -> bool:
+        """Whether a process of this host listened to the queue lately, and has not said goodbye; dead now or not.
+
+        True when Redis does not answer.
+        """
+        try:
+            names = self._redis.zrange(_key(queue), 0, -1)
+        except RedisError:
+            return True
+        return any(WorkerId.parse(str(name)).is_one_of([pid]) for name in names)
 
     def _workers(self, queue: str, silent_seconds: float) -> list[WorkerId]:
         """Those heard of since so long before they were believed last, and not known to be dead."""

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
@@ -39,13 +40,15 @@ def start_worker(
     )
 
 
-def stop_worker(process: "subprocess.Popen[bytes]") -> None:
-    """Have it hand back what it has not finished, and end; kills it when that takes too long."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def stop_workers(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Have them hand back what they have not finished, and end; kills those that take too long."""
+    for process in processes:
+        # Nothing where it has ended.
+        process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -11,7 +11,7 @@ import pytest
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.errors import WorkerFailedError
 from headrace.jobs.workers import presence as presence_module
-from headrace.jobs.workers.local_worker import LocalWorker
+from headrace.jobs.workers.local_workers import LocalWorkers
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 QUEUE = "headrace.bulk.0123456789ab"
@@ -24,8 +24,8 @@ def presence(tmp_path) -> Iterator[WorkerPresence]:
 
 
 @pytest.fixture
-def worker(presence, tmp_path) -> Iterator[LocalWorker]:
-    with LocalWorker(presence, QUEUE, ["--model", "nowhere"], tmp_path / "logs" / "worker.log") as worker:
+def worker(presence, tmp_path) -> Iterator[LocalWorkers]:
+    with LocalWorkers(presence, QUEUE, ["--model", "nowhere"], tmp_path / "logs" / "worker.log") as worker:
         yield worker
 
 
@@ -48,8 +48,8 @@ STAY = "exec sleep 600"
 def test_the_worker_has_the_settings_it_is_given(presence, program, tmp_path, wait_until):
     program(f'echo "$HEADRACE_DATA_DIR" > {tmp_path}/said; {STAY}')
     log = tmp_path / "worker.log"
-    with LocalWorker(
-        presence, QUEUE, [], log, {"HEADRACE_DATA_DIR": "/elsewhere", "PATH": os.environ["PATH"]}
+    with LocalWorkers(
+        presence, QUEUE, [], log, [{"HEADRACE_DATA_DIR": "/elsewhere", "PATH": os.environ["PATH"]}]
     ) as worker:
         worker.tick(0)
         wait_until(
@@ -57,7 +57,7 @@ def test_the_worker_has_the_settings_it_is_given(presence, program, tmp_path, wa
         )
 
 
-def tick_until_it_fails(worker: LocalWorker, wait_until: Callable[..., None], rows: Iterator[int]) -> str:
+def tick_until_it_fails(worker: LocalWorkers, wait_until: Callable[..., None], rows: Iterator[int]) -> str:
     failures: list[str] = []
 
     def failed() -> bool:
@@ -75,7 +75,7 @@ def test_a_queue_that_is_served_needs_no_worker(worker, presence, program):
     program(STAY)
     presence.announce(QUEUE, WorkerId.own())
     worker.tick(0)
-    assert worker.pid is None
+    assert not worker.pids
 
 
 def test_one_that_is_silent_but_alive_here_is_waited_for(worker, presence, program, wait_until, monkeypatch):
@@ -87,10 +87,10 @@ def test_one_that_is_silent_but_alive_here_is_waited_for(worker, presence, progr
         presence.announce(QUEUE, WorkerId("another-host", 7, "x"))
     wait_until(lambda: not presence.is_served(QUEUE), "both are silent")
     worker.tick(0)
-    assert worker.pid is None
+    assert not worker.pids
     monkeypatch.setattr(presence_module, "SILENCE_SECONDS", 0.0)
     worker.tick(0)
-    assert worker.pid is not None
+    assert worker.pids
 
 
 def test_one_that_is_silent_elsewhere_takes_no_room_here(worker, presence, program, wait_until, monkeypatch):
@@ -100,15 +100,15 @@ def test_one_that_is_silent_elsewhere_takes_no_room_here(worker, presence, progr
         presence.announce(QUEUE, WorkerId("another-host", 7, "x"))
     wait_until(lambda: not presence.is_served(QUEUE), "it is silent")
     worker.tick(0)
-    assert worker.pid is not None
+    assert worker.pids
 
 
 def test_a_worker_is_started_once_and_ended_with_the_run(worker, program, wait_until_ended):
     program(STAY)
     worker.tick(0)
-    process = psutil.Process(worker.pid)
+    process = psutil.Process(*worker.pids)
     worker.tick(0)
-    assert worker.pid == process.pid
+    assert worker.pids == [process.pid]
     worker.__exit__(None, None, None)
     wait_until_ended(process)
 
@@ -116,12 +116,12 @@ def test_a_worker_is_started_once_and_ended_with_the_run(worker, program, wait_u
 def test_a_worker_that_dies_is_started_again(worker, program, wait_until):
     program(STAY)
     worker.tick(0)
-    first = worker.pid
+    (first,) = worker.pids
     psutil.Process(first).kill()
 
     def is_another() -> bool:
         worker.tick(0)
-        return worker.pid not in (None, first)
+        return worker.pids not in ([], [first])
 
     wait_until(is_another, "another worker is started")
 
