@@ -16,6 +16,7 @@ import pytest
 from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerId
 from headrace.storage.ledger.records import JobState
 
 from ..duck import read_by_duckdb
@@ -91,6 +92,16 @@ class Runs:
         with closing(sqlite3.connect(self.data_dir / "headrace.db", timeout=60)) as ledger:
             (sums,) = ledger.execute("SELECT count(*), coalesce(sum(num_rows), 0) FROM parts").fetchall()
         return sums[0], sums[1]
+
+    def committers(self) -> set[int]:
+        """The pids of the workers that have committed parts."""
+        query = "SELECT DISTINCT owner FROM parts JOIN attempts ON attempts.id = attempt_id"
+        with closing(sqlite3.connect(self.data_dir / "headrace.db", timeout=60)) as ledger:
+            return {WorkerId.parse(owner).pid for (owner,) in ledger.execute(query)}
+
+    def workers(self) -> set[int]:
+        """The pids of those there are."""
+        return {each.pid for each in processes_of(self.data_dir) if _has_words(each, ("headrace.jobs.cli worker ",))}
 
     def process(self, *words: str) -> psutil.Process:
         """The one process of these runs whose command line has all these words."""
@@ -183,16 +194,32 @@ def label_counts_by_duckdb(folder: Path) -> dict[str, int]:
     return {label: count for label, count, _ in rows}
 
 
-@pytest.mark.parametrize("words", [("headrace.jobs.cli", "worker"), ("valkey-server",)], ids=["worker", "valkey"])
-def test_a_run_whose_helper_is_killed_finishes_by_itself(runs, undisturbed, words):
+def test_a_run_whose_valkey_is_killed_finishes_by_itself(runs, undisturbed):
     runs.hold_after(1)
     run = runs.start()
     runs.wait_for_parts(1)
-    runs.process(*words).kill()
+    runs.process("valkey-server").kill()
     runs.let_go()
     run.assert_succeeded()
     runs.assert_complete(undisturbed)
     assert kept_and_generated(run) == (0, ROWS)
+
+
+def test_a_run_one_of_whose_workers_is_killed_finishes_by_itself(runs, undisturbed):
+    runs.hold_after(1)
+    run = runs.start("--data-parallel-size", "2")
+    runs.wait_for_parts(1)
+    before, (killed,) = runs.workers(), runs.committers()
+    assert len(before) == 2
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: len(runs.workers() - before) == 1, "another is there in its place", SECONDS)
+    # The other one did not notice.
+    assert runs.workers() > before - {killed}
+    runs.let_go()
+    run.assert_succeeded()
+    runs.assert_complete(undisturbed)
+    assert kept_and_generated(run) == (0, ROWS)
+    assert len(runs.committers()) > 1
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_that_goes_on(runs, undisturbed):

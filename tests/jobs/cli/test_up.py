@@ -62,7 +62,7 @@ def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Cal
 def test_a_worker_that_can_not_run_ends_it(tmp_path: Path) -> None:
     # The server needs no weights.
     model = write_model_folder(tmp_path / "bare")
-    command = ["up", "--model", str(model), "--port", "0"]
+    command = ["up", "--model", str(model), "--port", "0", "--data-parallel-size", "2"]
     with started(command, environment(tmp_path / "data"), tmp_path) as up:
         try:
             status = up.wait(90)
@@ -71,6 +71,8 @@ def test_a_worker_that_can_not_run_ends_it(tmp_path: Path) -> None:
     error = (tmp_path / "err").read_text()
     assert status == 1, error
     assert error.splitlines()[-1].startswith("headrace: the worker refused to start: ")
+    for number in (1, 2):
+        assert f"bare #{number} | headrace: " in error
 
 
 def test_an_adapter_that_no_worker_could_hold_is_refused_at_once(headrace, tmp_path: Path) -> None:

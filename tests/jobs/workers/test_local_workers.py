@@ -1,6 +1,7 @@
-"""A run's own worker process: started when nobody serves the queue, given up when it keeps dying."""
+"""A run's own worker processes: started when nobody serves the queue, given up when they keep dying."""
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.errors import WorkerFailedError
 from headrace.jobs.workers import presence as presence_module
-from headrace.jobs.workers.local_workers import LocalWorkers
+from headrace.jobs.workers.local_workers import LocalWorkers, logs_of_workers
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 QUEUE = "headrace.bulk.0123456789ab"
@@ -169,3 +170,84 @@ def test_the_log_is_where_it_was_asked_for(worker, program, wait_until, tmp_path
     worker.tick(0)
     log = Path(tmp_path / "logs" / "worker.log")
     wait_until(lambda: log.read_text() == "hello\n", "the log says hello")
+
+
+@pytest.fixture
+def two(presence, tmp_path) -> Iterator[LocalWorkers]:
+    environments = [{"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": gpus} for gpus in ("4,5", "6,7")]
+    with LocalWorkers(presence, QUEUE, ["--model", "x"], tmp_path / "worker.log", environments) as workers:
+        yield workers
+
+
+def announced(pid: int) -> WorkerId:
+    return WorkerId(socket.gethostname(), pid, "x")
+
+
+def test_each_of_two_has_its_place_and_its_log_again_when_it_dies(two, presence, program, wait_until, tmp_path):
+    program(f"echo $CUDA_VISIBLE_DEVICES; {STAY}")
+    logs = [tmp_path / "worker.log", tmp_path / "worker-2.log"]
+
+    def have_said(*texts: str) -> bool:
+        two.tick(0)
+        return all(log.exists() and log.read_text() == text for log, text in zip(logs, texts, strict=True))
+
+    wait_until(lambda: have_said("4,5\n", "6,7\n"), "both run")
+    assert sorted(logs_of_workers(logs[0])) == sorted(logs)
+    first, second = two.pids
+    # The one that is left serves the queue: that is no reason to go on with one.
+    presence.announce(QUEUE, announced(first))
+    psutil.Process(second).kill()
+    wait_until(lambda: have_said("4,5\n", "6,7\n6,7\n"), "the second was started again")
+    assert two.pids[0] == first
+    # Somebody else's is.
+    presence.announce(QUEUE, WorkerId("another-host", 7, "x"))
+    psutil.Process(first).kill()
+    wait_until(lambda: two.tick(0) or len(two.pids) == 1, "the first is known to be dead")
+    two.tick(0)
+    assert len(two.pids) == 1
+
+
+def test_two_are_stopped_at_a_time(two, program, wait_until, wait_until_ended, tmp_path):
+    """Each ends once both have been told to: one after the other, the first would be waited for in vain."""
+    told = f"{tmp_path}/told.$CUDA_VISIBLE_DEVICES"
+    both = f"[ -e {tmp_path}/told.4,5 ] && [ -e {tmp_path}/told.6,7 ]"
+    program(f"trap 'touch {told}' TERM; echo ready; until {both}; do sleep 0.02; done")
+    two.tick(0)
+    logs = logs_of_workers(tmp_path / "worker.log")
+    wait_until(lambda: len(logs) == 2 and all(log.read_text() == "ready\n" for log in logs), "both run")
+    processes = [psutil.Process(pid) for pid in two.pids]
+    two.__exit__(None, None, None)
+    wait_until_ended(*processes)
+    assert len(list(tmp_path.glob("told.*"))) == 2
+
+
+def test_what_all_refuse_is_said_once(two, program, wait_until, caplog):
+    program("echo 'headrace: no such model'; exit 2")
+    assert tick_until_it_fails(two, wait_until, iter(lambda: 0, None)) == "the workers refused to start: no such model"
+    assert not caplog.records
+
+
+def test_the_others_go_on_without_one_that_refuses(two, presence, program, wait_until, caplog, tmp_path):
+    program(f"[ $CUDA_VISIBLE_DEVICES = 4,5 ] && {STAY}; echo x >> {tmp_path}/starts; echo 'no memory'; exit 2")
+    wait_until(lambda: two.tick(0) or len(two.pids) == 1, "one has refused")
+    presence.announce(QUEUE, announced(*two.pids))
+    for _ in range(3):
+        two.tick(0)
+    assert len(two.pids) == 1
+    assert (tmp_path / "starts").read_text() == "x\n"
+    assert [record.getMessage() for record in caplog.records] == ["worker 2 of 2 refused to start: no memory"]
+
+
+def test_one_that_never_comes_to_serve_is_given_up_though_another_gets_on(
+    two, presence, program, wait_until, caplog, tmp_path
+):
+    program(f"[ $CUDA_VISIBLE_DEVICES = 6,7 ] && {STAY}; echo x >> {tmp_path}/starts; echo 'lost its GPU'; exit 1")
+    two.tick(0)
+    presence.announce(QUEUE, announced(two.pids[-1]))
+    rows = iter(range(10**9))
+    wait_until(lambda: two.tick(next(rows)) or bool(caplog.records), "it is given up")
+    assert len((tmp_path / "starts").read_text().split()) == 6
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("worker 1 of 2 died 6 times without finishing a row (exit status 1;")
+    two.tick(next(rows))
+    assert len(two.pids) == 1
