@@ -1,15 +1,20 @@
 """Several workers of one model on a host: which GPUs each of them has, or how many of a CPU's threads."""
 
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Self
 
 from ...engine.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _GPUS, _THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 _LOOK = """
 import torch
@@ -67,4 +72,10 @@ def place(num_workers: int, gpus_each: int) -> Sequence[Mapping[str, str]]:
 
     Raises `ConfigError` where there are GPUs and too few of them.
     """
-    return [{}] if num_workers == 1 else Devices.found().environments(num_workers, gpus_each)
+    if num_workers == 1:
+        return [{}]
+    devices = Devices.found()
+    if not devices.gpus and _DRIVER_FILE.exists():
+        # Their logs say why.
+        logger.warning("there is an NVIDIA driver, but torch finds no GPU: %d workers share the cores", num_workers)
+    return devices.environments(num_workers, gpus_each)

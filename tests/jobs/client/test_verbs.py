@@ -18,6 +18,7 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import verbs
 from headrace.jobs.errors import LaterVersion, NotRetriable, SpecError
 from headrace.jobs.grpc.statuses import status_of
+from headrace.jobs.workers.local_workers import log_of_worker
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.ledger.batch_records import NewBatch
 from headrace.storage.ledger.records import JobState, NewJob, NewWebhook, ShardState
@@ -255,18 +256,20 @@ def test_a_cancelled_job_has_no_spool_unless_a_batch_is_to_read_it(unserved, tmp
 
 
 @pytest.mark.parametrize("by_command", [True, False])
-def test_deleting_a_job_that_waits_removes_its_spool_and_its_workers_log(unserved, headrace, tmp_path, by_command):
+def test_deleting_a_job_that_waits_removes_its_spool_and_its_workers_logs(unserved, headrace, tmp_path, by_command):
     job = unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
     spool, log = unserved.jobs_folder / job.id, unserved.log_of(job.id)
+    logs = [log, log_of_worker(log, 2), log_of_worker(log, 10)]
     assert spool.exists()
     log.parent.mkdir(exist_ok=True)
-    log.touch()
+    for each in logs:
+        each.touch()
     if by_command:
         assert headrace(tmp_path / "unserved", "delete", job.id).status == 0
     else:
         assert job.delete()
     assert not spool.exists()
-    assert not log.exists()
+    assert not any(each.exists() for each in logs)
 
 
 def test_a_data_set_with_something_else_in_it_is_not_deleted(unserved, tmp_path, headrace):

@@ -211,18 +211,21 @@ def test_two_are_stopped_at_a_time(two, program, wait_until, wait_until_ended, t
     """Each ends once both have been told to: one after the other, the first would be waited for in vain."""
     told = f"{tmp_path}/told.$CUDA_VISIBLE_DEVICES"
     both = f"[ -e {tmp_path}/told.4,5 ] && [ -e {tmp_path}/told.6,7 ]"
-    program(f"trap 'touch {told}' TERM; echo ready; until {both}; do sleep 0.02; done")
+    program(f"trap 'touch {told}' TERM; echo ready; until {both}; do sleep 0.02; done; echo left")
     two.tick(0)
     logs = logs_of_workers(tmp_path / "worker.log")
-    wait_until(lambda: len(logs) == 2 and all(log.read_text() == "ready\n" for log in logs), "both run")
+    wait_until(lambda: [log.read_text() for log in logs] == ["ready\n"] * 2, "both run")
     processes = [psutil.Process(pid) for pid in two.pids]
     two.__exit__(None, None, None)
     wait_until_ended(*processes)
-    assert len(list(tmp_path.glob("told.*"))) == 2
+    assert [log.read_text() for log in logs] == ["ready\nleft\n"] * 2
 
 
-def test_what_all_refuse_is_said_once(two, program, wait_until, caplog):
-    program("echo 'headrace: no such model'; exit 2")
+def test_what_all_refuse_is_said_once(two, program, wait_until, caplog, tmp_path):
+    wait = f"[ $CUDA_VISIBLE_DEVICES = 4,5 ] || until [ -e {tmp_path}/later ]; do sleep 0.02; done"
+    program(f"{wait}; echo 'headrace: no such model'; exit 2")
+    wait_until(lambda: two.tick(0) or len(two.pids) == 1, "the first has refused")
+    (tmp_path / "later").touch()
     assert tick_until_it_fails(two, wait_until, iter(lambda: 0, None)) == "the workers refused to start: no such model"
     assert not caplog.records
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.errors import ConfigError
+from headrace.jobs.workers import placement
 from headrace.jobs.workers.placement import Devices, gpu_names, place
 
 IDS = ["GPU-8932f937-d72c-4106", "GPU-5a1e", "GPU-77"]
@@ -88,3 +89,16 @@ def test_torch_is_asked(program: Callable[[str], None], monkeypatch: pytest.Monk
     program("echo Traceback >&2; echo 'ImportError: libcudart.so.12' >&2; exit 1")
     with pytest.raises(ConfigError, match=r"^torch cannot be asked for .*: ImportError: libcudart\.so\.12$"):
         place(2, 1)
+
+
+def test_gpus_that_torch_does_not_find_are_told_of(
+    program: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program("echo '0 6'")
+    for driver, lines in ((tmp_path / "none", []), (tmp_path, ["3 workers share the cores"])):
+        monkeypatch.setattr(placement, "_DRIVER_FILE", driver)
+        assert place(3, 1) == [{"OMP_NUM_THREADS": "2"}] * 3
+        assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == lines
