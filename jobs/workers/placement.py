@@ -32,7 +32,7 @@ class Devices:
 
     @classmethod
     def found(cls) -> Self:
-        """As torch finds them, in a process of its own: here nobody waits for torch. Raises `ConfigError`."""
+        """As torch finds them, in a process of its own: no command imports it. Raises `ConfigError`."""
         command = [sys.executable, "-P", "-c", _LOOK]
         looked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if looked.returncode != 0:
