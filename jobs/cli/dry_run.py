@@ -31,7 +31,7 @@ def dry_run(
     _target: Target,
     engine: EngineConfig,
     _watchdog: float,
-    _num_workers: int,
+    num_workers: int,
     output: PossibleOutput = None,
     gpu_hour_price: GpuHourPrice = None,
 ) -> None:
@@ -47,7 +47,7 @@ def dry_run(
         asked.open_source(Path(folder)) as source,
         shown_reading(source),
     ):
-        found = forecast(source, asked.spec, settings.shard_rows, Path(folder), engine)
+        found = forecast(source, asked.spec, settings.shard_rows, Path(folder), engine, num_workers)
     pace = _pace(settings, found.queue)
     for name, value in described(found, asked.spec, pace, gpu_hour_price):
         typer.echo(f"{name:<16}{value}")

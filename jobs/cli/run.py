@@ -41,7 +41,7 @@ def run(
     """
     check_model(asked.spec.model, engine)
     places = place(num_workers, engine.world_size)
-    with termination_as_interrupt(), Client() as client:
+    with termination_as_interrupt(), Client(num_workers=num_workers) as client:
         job = None
         try:
             known = _known(client, target)

@@ -115,7 +115,7 @@ def run_batch(
         lora.check(engine.max_lora_rank)
     places = place(num_workers, engine.world_size)
     models = ServedModels.of([model], precision, loras, served_model_name, generation_config)
-    with termination_as_interrupt(), Client() as client:
+    with termination_as_interrupt(), Client(num_workers=num_workers) as client:
         batches = OfflineBatches(client, models, FileStore.of(client.settings, client.ledger))
         job = None
         try:

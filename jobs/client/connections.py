@@ -18,14 +18,16 @@ from ..workers.presence import WorkerPresence
 class Connections:
     """The ledger and Redis, the embedded ones unless configured. A context manager.
 
-    `settings` default to the environment's (`HEADRACE_*`). Raises `SettingsError`, `EmbeddedValkeyError` or
+    `settings` default to the environment's (`HEADRACE_*`). `num_workers`: how many are started for a job where there is
+    none. Raises `SettingsError`, `EmbeddedValkeyError` or
     `LedgerError`.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, num_workers: int = 1) -> None:
         if not isinstance(settings, Settings | None):
             raise SettingsError(f"settings must be a headrace.jobs.settings.Settings, not {settings!r}")
         self.settings = settings or Settings.from_environment()
+        self._started_workers = num_workers
         self._stack = ExitStack()
         with ExitStack() as stack:
             self.ledger = stack.enter_context(open_ledger(self.settings))
@@ -108,3 +110,7 @@ class Connections:
     def num_workers(self, queues: Collection[str]) -> dict[str, int]:
         """How many workers listen to each of some queues. Raises redis' errors."""
         return self._presence.num_workers(queues)
+
+    def _workers_of(self, queue: str) -> int:
+        """How many have a queue's jobs now, or will have. Raises redis' errors."""
+        return max(self._started_workers, self.num_workers([queue])[queue])

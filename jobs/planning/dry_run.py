@@ -49,17 +49,18 @@ def forecast(
     shard_rows: int | None,
     sort_folder: Path,
     engine: EngineConfig,
+    num_workers: int = 1,
 ) -> Forecast:
     """Plan a job without submitting it; nothing is left in `sort_folder`.
 
-    `engine`: that of a worker which would run it. Raises what `Producer.submit` does, or `ConfigError` where the model
-    cannot be shared so.
+    `engine`: that of a worker which would run it; `num_workers`: how many would share it. Raises what `Producer.submit`
+    does, or `ConfigError` where the model cannot be shared so.
     """
     planner = make_planner(spec, shard_rows, sort_folder)
     dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
     kv_tokens = _kv_tokens(planner.model, dtype, engine)
     context = planner.model.max_position_embeddings
-    with planner.plan(source) as plan:
+    with planner.plan(source, num_workers=num_workers) as plan:
         found = Forecast(
             plan.num_rows,
             plan.num_errors,

@@ -162,8 +162,10 @@ class Planner:
             raise SpecError(option, problem, field="sampling.reasoning")
 
     @contextmanager
-    def plan(self, source: InputSource, renderer: PromptRenderer | None = None) -> Iterator[Plan]:
+    def plan(self, source: InputSource, renderer: PromptRenderer | None = None, num_workers: int = 1) -> Iterator[Plan]:
         """The plan, for as long as its shards are read. `renderer`: of `check`, where that was called before.
+
+        `num_workers`: how many are to share the job.
 
         Raises `SpecError` when no row of the input can be rendered, `InputError` when it cannot be read on,
         `StorageError` when there is no room to sort in.
@@ -187,7 +189,7 @@ class Planner:
                     answer_tokens += run.answer_tokens
                 repeats = ids.repeats()
             num_errors += len(repeats.duplicates)
-            cutter = ShardCutter(self.shard_rows or shard_rows_of(num_rows))
+            cutter = ShardCutter(self.shard_rows or shard_rows_of(num_rows, num_workers))
             most = answer_tokens if self.spec.samples_each_row else None
             yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, repeats, cutter, side_by_side)
 

@@ -2,7 +2,7 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,12 +87,16 @@ class _Taken:
 
 @dataclass(frozen=True)
 class Producer:
-    """Puts jobs on the queue. `jobs_folder` holds the spools; `shard_rows`: as a `Planner`'s."""
+    """Puts jobs on the queue. `jobs_folder` holds the spools; `shard_rows`: as a `Planner`'s.
+
+    `workers_of`: how many workers a queue has, or is about to have.
+    """
 
     ledger: Ledger
     app: Celery
     jobs_folder: Path
     shard_rows: int | None
+    workers_of: Callable[[str], int]
 
     def submit(
         self,
@@ -119,7 +123,8 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
-        planned = _planned(planner, source, renderer, terms.sink)
+        num_workers = self.workers_of(shard_queue(spec.model, spec.precision))
+        planned = _planned(planner, source, renderer, num_workers, terms.sink)
         if mode is OutputMode.OVERWRITE:
             owner = owner_of(output)
             _expect_replaceable(output, source)
@@ -237,9 +242,11 @@ def new_job_id() -> str:
 
 
 @contextmanager
-def _planned(planner: Planner, source: InputSource, renderer: PromptRenderer, sink: SinkSpec | None) -> Iterator[Plan]:
+def _planned(
+    planner: Planner, source: InputSource, renderer: PromptRenderer, num_workers: int, sink: SinkSpec | None
+) -> Iterator[Plan]:
     """The plan, and the sink made ready for it. Raises as `Planner.plan`, and `SinkError`."""
-    with planner.plan(source, renderer) as plan:
+    with planner.plan(source, renderer, num_workers) as plan:
         if sink is not None:
             SqlSink(sink, part_schema(planner.spec, carried_fields(plan.schema))).prepare()
         yield plan

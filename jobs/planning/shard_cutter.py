@@ -17,6 +17,10 @@ _SHARD_ROWS = 256
 # Of a job with millions of rows: each shard is a row of the ledger, a message and a file or more of the data set.
 _MOST_SHARD_ROWS = 1024
 _WANTED_SHARDS = 16_384
+# What a worker has in its engine at a time where nothing else is set. Of a small job each is to have so many; smaller
+# than this they are more work to hand out than to spread.
+_SHARDS_A_WORKER = 4
+_LEAST_SHARD_ROWS = 32
 # Of two prompts so much is compared at a time.
 _STEP_BYTES = 512
 
@@ -34,9 +38,13 @@ class PrefixSharing:
     shared_tokens: int = 0
 
 
-def shard_rows_of(num_rows: int) -> int:
-    """How many rows a shard of a job has at most, unless the settings say."""
-    return min(max(_SHARD_ROWS, num_rows // _WANTED_SHARDS), _MOST_SHARD_ROWS)
+def shard_rows_of(num_rows: int, num_workers: int = 1) -> int:
+    """How many rows a shard of a job has at most that so many workers share, unless the settings say."""
+    most = min(max(_SHARD_ROWS, num_rows // _WANTED_SHARDS), _MOST_SHARD_ROWS)
+    if num_workers == 1:
+        return most
+    fair = -(-num_rows // (num_workers * _SHARDS_A_WORKER))
+    return min(most, max(_LEAST_SHARD_ROWS, fair))
 
 
 class ShardCutter:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from datetime import date
@@ -180,6 +181,26 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         assert not job.is_served
         presence.announce(job.record.queue, WorkerId.own(unserved.ledger.identity))
         assert job.is_served
+
+
+def test_a_small_job_is_cut_for_the_workers_there_are_and_will_be(unserved, tmp_path):
+    settings = unserved.settings.model_copy(update={"shard_rows": None})
+
+    def cut(num_workers: int, name: str) -> tuple[str, list[int]]:
+        with Client(settings, num_workers) as client:
+            job = client.submit(
+                [{"text": str(number)} for number in range(400)], MODEL, tmp_path / name, prompt="{text}"
+            )
+            return job.record.queue, [shard.num_rows for shard in client.ledger.shards(job.id)]
+
+    queue, sizes = cut(1, "one will be")
+    assert sizes == [256, 144]
+    with WorkerPresence(unserved.redis_url) as presence:
+        own = WorkerId.own(unserved.ledger.identity)
+        for pid in (own.pid, os.getppid()):
+            presence.announce(queue, replace(own, pid=pid))
+    assert cut(1, "two are there") == (queue, [50] * 8)
+    assert cut(3, "three will be") == (queue, [34] * 11 + [26])
 
 
 @pytest.mark.parametrize(

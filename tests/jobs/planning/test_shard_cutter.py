@@ -105,3 +105,11 @@ def test_how_much_two_prompts_have_in_common(num_common):
 )
 def test_shards_of_millions_of_rows_are_larger(num_rows, expected):
     assert shard_rows_of(num_rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_workers", "expected"),
+    [(1000, 1, 256), (1000, 2, 125), (1000, 8, 32), (1001, 4, 63), (3, 8, 32), (8192, 8, 256), (10**9, 8, 1024)],
+)
+def test_a_small_job_is_cut_for_all_who_share_it(num_rows, num_workers, expected):
+    assert shard_rows_of(num_rows, num_workers) == expected
