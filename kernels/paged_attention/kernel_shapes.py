@@ -15,7 +15,7 @@ _HOPPER_SHARED_BYTES = 227 * 1024
 # to themselves (read in the machine's code, not measured).
 _MOST_DIMS, _MOST_LARGE_ROWS = 256, 32
 # Of prefill chunks and shared prefixes: what Hopper's own kernel has (`triton_hopper_kernel.py`).
-WIDE_ROWS, WIDE_TILE = 128, 128
+WIDE_ROWS = 128
 # Of a program, for what its warps tell each other.
 _OTHER_SHARED_BYTES = 2048
 
@@ -113,10 +113,7 @@ def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> K
         # There are no tensor cores for it.
         narrow = KernelShape(rows, 32, 4, 5, 2, 255)
         return KernelShapes(narrow, replace(narrow, rows=max(32, group), programs_per_processor=1))
-    if head_dim > 128:
-        wide = KernelShape(wide_rows, 64, 8, 3, 1, 255)
-    else:
-        wide = KernelShape(wide_rows, WIDE_TILE, 8, 5, 1, 255)
+    wide = KernelShape(wide_rows, 64, 8, 3, 1, 255) if head_dim > 128 else KernelShape(wide_rows, 128, 8, 5, 1, 255)
     if rows > 16:
         # Not measured: that many need the registers of several warps.
         few, many = KernelShape(rows, 32, 4, 7, 4, 128), KernelShape(rows, 32, 4, 5, 2, 255)

@@ -11,10 +11,10 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .kernel_shapes import WIDE_ROWS, WIDE_TILE
+from .kernel_shapes import WIDE_ROWS
 
-# Keys of a tile, and rows of a group: what registers and the shared memory of a processor have room for.
-TILE, HALF = gl.constexpr(WIDE_TILE), gl.constexpr(WIDE_ROWS // 2)
+# Rows of a group.
+HALF = gl.constexpr(WIDE_ROWS // 2)
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 ITEM_SIZE = gl.constexpr(8)
@@ -56,6 +56,7 @@ def attend_hopper_kernel(
     HEAD_DIM: gl.constexpr,
     PADDED_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
+    TILE: gl.constexpr,
     STAGES: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     HAS_SOFT_CAP: gl.constexpr,
@@ -65,8 +66,8 @@ def attend_hopper_kernel(
 ):
     """As `attend_kernel`, for units of `WIDE_ROWS` rows at most; to be launched with four warps, the first group.
 
-    `STAGES`: how many tiles of keys there is room for, and of values. A cache in FP8 is widened to float16 by those who
-    bring it.
+    `STAGES`: how many tiles of `TILE` keys there is room for, and of values. A cache in FP8 is widened to float16 by
+    those who bring it.
     """
     if IS_EARLY:
         # As `wait_for_inputs`: the other warps begin after these.
@@ -79,14 +80,14 @@ def attend_hopper_kernel(
     other_rows = gl.allocate_shared_memory(dtype, [HALF, PADDED_DIM], layout)
     # Each thread says for itself that what it copied is there; of those that widen, one says it for all.
     arrivals: gl.constexpr = 1 if is_fp8 else 32 * COPYING
-    keys = _ring(dtype, PADDED_DIM, STAGES, arrivals, layout)
-    values = _ring(dtype, PADDED_DIM, STAGES, arrivals, layout)
+    keys = _ring(dtype, TILE, PADDED_DIM, STAGES, arrivals, layout)
+    values = _ring(dtype, TILE, PADDED_DIM, STAGES, arrivals, layout)
     work = items, num_items, num_kv_heads
     cache = blocks, key_cache, value_cache, cache_block_stride, cache_slot_stride, cache_head_stride
     results = output, lse, partial_output, partial_lse, output_token_stride, output_head_stride
     queries = query, query_tokens, query_token_stride, query_head_stride
     numbers = scale, value_scale, soft_cap, sliding_window, sinks
-    sizes: gl.constexpr = (GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, STAGES)
+    sizes: gl.constexpr = (GROUP, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, STAGES, TILE)
     kinds: gl.constexpr = (HAS_WINDOW, HAS_SOFT_CAP, HAS_LSE, HAS_SINKS)
     first = work, results, queries, numbers, first_rows, keys, values, 0, sizes, kinds
     other = work, results, queries, numbers, other_rows, keys, values, HALF, sizes, kinds
@@ -128,6 +129,7 @@ def _rows_layout(padded_dim, vector, num_warps):
 @gluon.jit
 def _ring(
     dtype: gl.constexpr,
+    TILE: gl.constexpr,
     PADDED_DIM: gl.constexpr,
     STAGES: gl.constexpr,
     ARRIVALS: gl.constexpr,
@@ -167,10 +169,12 @@ def _item_of(work, nth_unit, num_units):
 
 
 @gluon.jit
-def _keys_of(item, BLOCK_SIZE: gl.constexpr):
+def _keys_of(item, sizes: gl.constexpr):
     """Where an item's tiles begin, its first key, where its keys end, and its tiles: there is one at least."""
     kv_begin, kv_end = gl.load(item + 3), gl.load(item + 4)
-    least: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < TILE else TILE
+    block_size: gl.constexpr = sizes[3]
+    tile: gl.constexpr = sizes[5]
+    least: gl.constexpr = block_size if block_size < tile else tile
     begin = kv_begin // least * least
     return begin, kv_begin, kv_end, gl.maximum(kv_end, begin + 1)
 
@@ -178,19 +182,19 @@ def _keys_of(item, BLOCK_SIZE: gl.constexpr):
 @gluon.jit
 def _copy(work, cache, keys, values, sizes: gl.constexpr):
     """Bring the tiles of a program's units, as soon as there is room for them."""
-    block_size: gl.constexpr = sizes[3]
+    tile: gl.constexpr = sizes[5]
     num_units = _num_units(work)
     count = 0
     for nth_unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         item, kv_head = _item_of(work, nth_unit, num_units)
-        begin, _, kv_end, end = _keys_of(item, block_size)
+        begin, _, kv_end, end = _keys_of(item, sizes)
         table, of_keys, of_values = _of_head(cache, item, kv_head)
-        whole_end = begin + (kv_end - begin) // TILE * TILE
-        for start in range(begin, whole_end, TILE):
+        whole_end = begin + (kv_end - begin) // tile * tile
+        for start in range(begin, whole_end, tile):
             _copy_tile(keys, count, of_keys, table, start, kv_end, sizes, False)
             _copy_tile(values, count, of_values, table, start, kv_end, sizes, False)
             count += 1
-        for start in range(whole_end, end, TILE):
+        for start in range(whole_end, end, tile):
             _copy_tile(keys, count, of_keys, table, start, kv_end, sizes, True)
             _copy_tile(values, count, of_values, table, start, kv_end, sizes, True)
             count += 1
@@ -235,9 +239,10 @@ def _begin_copy(
     head_dim: gl.constexpr = sizes[1]
     padded_dim: gl.constexpr = sizes[2]
     block_size: gl.constexpr = sizes[3]
+    keys: gl.constexpr = sizes[5]
     layout: gl.constexpr = _rows_layout(padded_dim, VECTOR, WARPS)
     dim = gl.arange(0, padded_dim, layout=gl.SliceLayout(0, layout))
-    for part in gl.static_range(0, TILE, PART):
+    for part in gl.static_range(0, keys, PART):
         nth = gl.arange(0, PART, layout=gl.SliceLayout(1, layout))
         slot, is_key = _slots(cache, table, start, part, nth, kv_end, block_size, IS_MASKED)
         is_read = is_key[:, None] & (dim < head_dim)[None, :] if IS_MASKED or head_dim < padded_dim else None
@@ -264,27 +269,27 @@ def _slots(cache, table, start, part, nth, kv_end, BLOCK_SIZE: gl.constexpr, IS_
 @gluon.jit
 def _widen(work, cache, keys, values, narrow_keys, narrow_values, sizes: gl.constexpr):
     """As `_copy`, of numbers of 8 bits, whose tiles lie in shared memory as they are before they are widened."""
-    block_size: gl.constexpr = sizes[3]
+    tile: gl.constexpr = sizes[5]
     num_units = _num_units(work)
     count = 0
     for nth_unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         item, kv_head = _item_of(work, nth_unit, num_units)
-        begin, _, kv_end, end = _keys_of(item, block_size)
+        begin, _, kv_end, end = _keys_of(item, sizes)
         table, of_keys, of_values = _of_head(cache, item, kv_head)
         _begin_narrow_copy(narrow_keys, of_keys, table, begin, kv_end, sizes)
         _begin_narrow_copy(narrow_values, of_values, table, begin, kv_end, sizes)
-        for start in range(begin, end, TILE):
+        for start in range(begin, end, tile):
             _widen_tile(keys, count, narrow_keys, sizes)
-            _begin_narrow_copy(narrow_keys, of_keys, table, start + TILE, kv_end, sizes)
+            _begin_narrow_copy(narrow_keys, of_keys, table, start + tile, kv_end, sizes)
             _widen_tile(values, count, narrow_values, sizes)
-            _begin_narrow_copy(narrow_values, of_values, table, start + TILE, kv_end, sizes)
+            _begin_narrow_copy(narrow_values, of_values, table, start + tile, kv_end, sizes)
             count += 1
         async_copy.wait_group(0)
 
 
 @gluon.jit
 def _begin_narrow_copy(tile, cache, table, start, kv_end, sizes: gl.constexpr):
-    _begin_copy(tile, cache, table, start, kv_end, sizes, FP8_VECTOR, WIDENING, TILE, True)
+    _begin_copy(tile, cache, table, start, kv_end, sizes, FP8_VECTOR, WIDENING, sizes[5], True)
     async_copy.commit_group()
 
 
@@ -321,8 +326,8 @@ def _multiply(
     group: gl.constexpr = sizes[0]
     head_dim: gl.constexpr = sizes[1]
     padded_dim: gl.constexpr = sizes[2]
-    block_size: gl.constexpr = sizes[3]
     stages: gl.constexpr = sizes[4]
+    tile: gl.constexpr = sizes[5]
     has_window: gl.constexpr = kinds[0]
     has_soft_cap: gl.constexpr = kinds[1]
     has_lse: gl.constexpr = kinds[2]
@@ -331,7 +336,7 @@ def _multiply(
     query, query_tokens, query_token_stride, query_head_stride = queries
     scale, value_scale, soft_cap, sliding_window, sinks = numbers
     dtype: gl.constexpr = query_tile.dtype
-    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, tile, 16])
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, padded_dim, 16])
     weights_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
@@ -340,7 +345,7 @@ def _multiply(
     # An entry is one of a row's numbers, as they lie in memory.
     entry_row = FIRST_ROW + gl.arange(0, HALF, layout=gl.SliceLayout(1, entry_layout))
     dim = gl.arange(0, padded_dim, layout=gl.SliceLayout(0, entry_layout))
-    nth = gl.arange(0, TILE, layout=gl.SliceLayout(0, scores_layout))
+    nth = gl.arange(0, tile, layout=gl.SliceLayout(0, scores_layout))
     factor = (soft_cap if has_soft_cap else scale) * LOG2_E
     num_units, num_kv_heads = _num_units(work), work[2]
     num_heads = num_kv_heads * group
@@ -348,7 +353,7 @@ def _multiply(
     for nth_unit in range(gl.program_id(0), num_units, gl.num_programs(0)):
         item, kv_head = _item_of(work, nth_unit, num_units)
         first_query, num_queries = gl.load(item), gl.load(item + 1)
-        begin, kv_begin, kv_end, end = _keys_of(item, block_size)
+        begin, kv_begin, kv_end, end = _keys_of(item, sizes)
         first_position, is_final, first_partial = gl.load(item + 5), gl.load(item + 6), gl.load(item + 7)
 
         entry_query, entry_head = entry_row // group, kv_head * group + entry_row % group
@@ -375,17 +380,17 @@ def _multiply(
             highest = gl.load(sinks + head, mask=has_sink, other=float("-inf")) * LOG2_E
             total = gl.where(has_sink, 1.0, 0.0)
         weighted = gl.zeros([HALF, padded_dim], gl.float32, sums_layout)
-        none = gl.zeros([HALF, TILE], gl.float32, scores_layout)
+        none = gl.zeros([HALF, tile], gl.float32, scores_layout)
         seen = first, last, factor, scale, soft_cap
         # Tiles that begin before it every row sees whole.
-        masked_begin = begin if has_window else gl.minimum(kv_end, first_position + 1) - TILE + 1
+        masked_begin = begin if has_window else gl.minimum(kv_end, first_position + 1) - tile + 1
         scores = hopper.warpgroup_mma_wait(0, deps=[_begin_scores(query_tile, keys, count, none, stages)])
         _done_with(keys, count, stages)
         highest, total, _, weights = _weigh(
             scores, highest, total, begin + nth, seen, begin >= masked_begin, has_window, has_soft_cap
         )
         weights = gl.convert_layout(weights.to(dtype), weights_layout)
-        for start in range(begin + TILE, end, TILE):
+        for start in range(begin + tile, end, tile):
             # The scores of a tile, and in the meantime the values of the one before it.
             scores = _begin_scores(query_tile, keys, count + 1, none, stages)
             weighted = _begin_sums(weights, values, count, weighted, stages)

@@ -57,7 +57,17 @@ def test_a_hopper_has_it_with_a_triton_whose_gluon_it_is_written_in(of_capabilit
 
 @pytest.mark.parametrize(
     "shape",
-    [(32, 8, 128, BF16), (32, 8, 128, F16), (14, 2, 64), (8, 1, 80), (4, 4, 16), (32, 8, 128, BF16, FP8), (128, 1, 64)],
+    [
+        (32, 8, 128, BF16),
+        (32, 8, 128, F16),
+        (14, 2, 64),
+        (8, 1, 80),
+        (4, 4, 16),
+        (32, 8, 128, BF16, FP8),
+        (128, 1, 64),
+        (8, 2, 256),
+        (6, 2, 192),
+    ],
     ids=str,
 )
 def test_what_it_takes(shape, hopper_is_there):
@@ -66,8 +76,24 @@ def test_what_it_takes(shape, hopper_is_there):
 
 @pytest.mark.parametrize(
     "shape",
-    [(32, 8, 128, F32), (8, 2, 256), (8, 4, 20), (8, 1, 72), (20, 1, 512, BF16, None, 64), (160, 1, 64)],
-    ids=["float32", "large heads", "20 numbers", "72 numbers", "latents", "more rows than it has"],
+    [
+        (32, 8, 128, F32),
+        (8, 2, 256, BF16, FP8),
+        (32, 4, 512),
+        (8, 4, 20),
+        (8, 1, 72),
+        (20, 1, 512, BF16, None, 64),
+        (160, 1, 64),
+    ],
+    ids=[
+        "float32",
+        "large heads from FP8",
+        "larger heads",
+        "20 numbers",
+        "72 numbers",
+        "latents",
+        "more rows than it has",
+    ],
 )
 def test_what_is_the_other_kernels(shape, hopper_is_there):
     assert not is_taken(*shape)

@@ -26,7 +26,7 @@ LONG = Shape(query_lens=(1, 1, 3, 40), context_lens=(1, 900, 700, 300))
 SHAPES = [
     Shape((1,), (1,)),
     Shape((1, 1, 1), (1, 17, 200), head_dim=64),
-    Shape((7,), (7,), head_dim=256),
+    Shape((9,), (150,), head_dim=256),
     Shape((1, 20), (70, 40), num_heads=8, num_kv_heads=1, head_dim=512),
     Shape((3, 64), (35, 65), head_dim=128),
     replace(MIXED, num_heads=3, num_kv_heads=3, head_dim=80),
