@@ -26,12 +26,8 @@ def launch_norm(
 
     `factors` by name, each [size], in the order of the kernel's parameters. Raises `ValueError`.
     """
-    check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
-    for name, factor in factors.items():
-        check_tensor(name, factor, x.shape[1:], factor_dtypes, x.device)
+    check_norm(x, residual, factors, factor_dtypes)
     num_rows, size = x.shape
-    if size > MAX_NORM_SIZE:
-        raise ValueError(f"x {tuple(x.shape)} has rows of {size} numbers; at most {MAX_NORM_SIZE} are supported")
     output = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
     if not num_rows:
         return output
@@ -51,3 +47,16 @@ def launch_norm(
         **early_launch(x.device),
     )
     return output
+
+
+def check_norm(
+    x: Tensor, residual: Tensor | None, factors: Mapping[str, Tensor], factor_dtypes: Sequence[torch.dtype]
+) -> None:
+    """Raises `ValueError` where something does not fit; see `launch_norm`."""
+    check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
+    if residual is not None:
+        check_tensor("residual", residual, x.shape, (x.dtype,), x.device, is_contiguous=False)
+    for name, factor in factors.items():
+        check_tensor(name, factor, x.shape[1:], factor_dtypes, x.device)
+    if x.shape[1] > MAX_NORM_SIZE:
+        raise ValueError(f"x {tuple(x.shape)} has rows of {x.shape[1]} numbers; at most {MAX_NORM_SIZE} are supported")

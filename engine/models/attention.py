@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.kv_cache import KVScales
-from ...kernels.linear import Linear
+from ...kernels.linear import Activations, Linear, RowFormat
 from ...kernels.norm_rotary import rms_norm, rotate_and_write
 from ...kernels.paged_attention import paged_attention
 from ..checkpoints.cut import OF_OUTPUTS
@@ -87,7 +87,12 @@ class Attention:
         assert self.key_norm is not None
         return (self.query_norm.float() * self.key_norm.float()).to(self.query_norm.dtype)
 
-    def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+    @property
+    def row_format(self) -> RowFormat | None:
+        """In what it takes its input too; see `Linear.row_format`."""
+        return self.qkv.row_format if self.head_gates is None else None
+
+    def __call__(self, x: Activations, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns the rows that `step` wants."""
         config = self._config
         projected = self.project(x)
@@ -112,6 +117,7 @@ class Attention:
             gate = projected[:, : self._gate_size]
             attended = attended * torch.sigmoid(gate if step.wanted is None else gate[step.wanted])
         if self.head_gates is not None:
+            assert isinstance(x, Tensor), "it has no row format"
             gate = torch.sigmoid(self.head_gates(x if step.wanted is None else x[step.wanted]))
             attended = (attended.view(*gate.shape, -1) * gate.unsqueeze(-1)).flatten(1)
         return self._ranks.sum(self.output(attended))
@@ -122,7 +128,7 @@ class Attention:
         norms, eps = self._head_norms, self._config.rms_norm_eps
         return rotate_and_write(qkv, cos, sin, key_cache, value_cache, step.slots, *norms, eps, self._kv_scales)
 
-    def project(self, x: Tensor) -> Tensor:
+    def project(self, x: Activations) -> Tensor:
         """Queries, keys and values side by side, of x: [num_tokens, hidden_size]; before them gates, if there are."""
         qkv = self.qkv(x)
         if self._config.qk_norm == "all":

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...kernels.linear import Linear
+from ...kernels.linear import Activations, Linear
 from ...kernels.moe import choose_experts
 from ...kernels.norm_rotary import apply_rotary, rms_norm
 from ..checkpoints.model_config import MoeConfig
@@ -105,14 +105,14 @@ class Gemma4Attention(Attention):
         assert self.key_norm is not None
         return torch.ones_like(self.key_norm)
 
-    def project(self, x: Tensor) -> Tensor:
+    def project(self, x: Activations) -> Tensor:
         """See `Attention`. The last columns are what values are made of, or keys, of which values are made as well."""
         projected = self.qkv(x)
         if self._config.kv_source is not None:
             return projected
         made = projected[:, -self._sizes[2] :]
         heads = made.reshape(-1, self._config.head_dim)
-        values = rms_norm(heads, self._ones, self._config.rms_norm_eps).view(len(x), -1)
+        values = rms_norm(heads, self._ones, self._config.rms_norm_eps).view(len(projected), -1)
         if self._config.keys_are_values:
             return torch.cat((projected, values), dim=1)
         made.copy_(values)

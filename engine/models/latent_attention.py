@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...kernels.linear import Linear
+from ...kernels.linear import Activations, Linear, RowFormat
 from ...kernels.norm_rotary import rms_norm, rotate_and_write_latents
 from ...kernels.paged_attention import paged_attention
 from ..checkpoints.model_config import LatentAttentionConfig
@@ -53,7 +53,12 @@ class LatentAttention:
         self.expand = blank.linear(["kv_b_proj"], [expanded], latent.rank, is_plain=True)
         self.output = blank.linear([self._output_name], [hidden], heads * latent.value_dim, config.output_bias)
 
-    def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+    @property
+    def row_format(self) -> RowFormat | None:
+        """In what it takes its input too; see `Linear.row_format`."""
+        return None if self.query_norm is None else self.inputs.row_format
+
+    def __call__(self, x: Activations, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes latents into the cache; returns the rows that `step` wants.
 
         Both caches are the same one.
@@ -72,7 +77,7 @@ class LatentAttention:
         torch.bmm(attended.transpose(0, 1), to_values.transpose(1, 2), out=values.transpose(0, 1))
         return self._ranks.sum(self.output(values.flatten(1)))
 
-    def _absorbed(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
+    def _absorbed(self, x: Activations, cache: Tensor, step: Step) -> Tensor:
         """[num_tokens, num_heads, head_dim]: queries for what is in the cache, into which x's latents are written."""
         latent, (cos, sin) = self._latent, step.rotary[self._rope]
         inputs = self.inputs(x)
@@ -80,7 +85,7 @@ class LatentAttention:
             query = self.query(x)
         else:
             query = self.query(rms_norm(inputs[:, : self._sizes[0]], self.query_norm, _NORM_EPS))
-        heads = query.view(len(x), -1, latent.query_dim)
+        heads = query.view(len(inputs), -1, latent.query_dim)
         from_keys, _ = self._matrices()
         absorbed = query.new_empty(*heads.shape[:2], self._config.head_dim)
         plain = heads[..., : latent.plain_dim].transpose(0, 1)

@@ -5,9 +5,11 @@ Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them
 """
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from ...kernels.linear import RowFormat
 from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
@@ -15,8 +17,15 @@ from .latent_attention import LatentAttention
 from .layer import DecoderLayer
 from .mlp import GatedMlp, PlainMlp
 from .moe import Mixture, new_feed_forward
-from .norms import new_norm
+from .norms import LayerNorm, RmsNorm, new_norm
 from .state_mixers import new_state_mixer
+
+
+class Reader(Protocol):
+    """What is called with a norm's rows, which are of that form if it has one."""
+
+    @property
+    def row_format(self) -> RowFormat | None: ...
 
 
 class LlamaLayer(DecoderLayer):
@@ -47,11 +56,15 @@ class LlamaLayer(DecoderLayer):
         return new_feed_forward(blank, index)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        normed = self.input_norm.of_sum(branch, residual)
+        normed = self._normed(self.input_norm, self.attention, branch, residual)
         return self._scaled(self.attention(normed, key_cache, value_cache, step))
 
     def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
-        return self._scaled(self.mlp(self.mlp_norm.of_sum(branch, residual)))
+        return self._scaled(self.mlp(self._normed(self.mlp_norm, self.mlp, branch, residual)))
+
+    def _normed(self, norm: RmsNorm | LayerNorm, reader: Reader, branch: Tensor, residual: Tensor) -> Any:
+        """The norm of the stream once `branch` has been added to it, in place, in the form that `reader` takes best."""
+        return norm.of_sum_in(reader.row_format, branch, residual)
 
     def _scaled(self, branch: Tensor) -> Tensor:
         """In place, of what nobody else has."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import gelu, gelu_tanh, gelu_tanh_and_mul, relu_squared, silu_and_mul, xielu
-from ...kernels.linear import Linear
+from ...kernels.linear import Activations, Linear, RowFormat
 from ..checkpoints.model_config import MlpNames
 from ..checkpoints.weights import WeightSlot
 from ..sharding.ranks import ALONE
@@ -33,7 +33,12 @@ class GatedMlp:
         self.gate_up = blank.linear(names.gate_up, [size] * len(names.gate_up), hidden_size, bias)
         self.down = blank.linear([names.down], [hidden_size], inner_size, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def row_format(self) -> RowFormat | None:
+        """In what it takes its input too; see `Linear.row_format`."""
+        return self.gate_up.row_format
+
+    def __call__(self, x: Activations) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         return self._ranks.sum(self.down.gated(self._activate, self.gate_up(x)))
 
@@ -64,7 +69,12 @@ class PlainMlp:
         """As experts with gates have it."""
         return self.up
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def row_format(self) -> RowFormat | None:
+        """In what it takes its input too; see `Linear.row_format`."""
+        return self.up.row_format
+
+    def __call__(self, x: Activations) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         return self._ranks.sum(self.down(self._activated(self.up(x))))
 

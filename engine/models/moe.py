@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.linear import GATES, Linear
+from ...kernels.linear import GATES, Linear, RowFormat
 from ...kernels.moe import (
     ExpertGate,
     ExpertGroups,
@@ -50,6 +50,8 @@ class Mixture(ABC):
     """
 
     name = "mlp"
+    # In no other form than the model's dtype, which the router takes.
+    row_format: RowFormat | None = None
 
     def __init__(self, router: Linear, experts: Sequence[Expert], gate: ExpertGate) -> None:
         self.router = router

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.layer_norm import add_layer_norm, layer_norm
-from ...kernels.norm_rotary import add_rms_norm, rms_norm
+from ...kernels.linear import Activations, RowFormat
+from ...kernels.norm_rotary import add_rms_norm, add_rms_norm_quantized, rms_norm
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights
 
@@ -25,6 +26,12 @@ class RmsNorm:
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """The norm of the residual stream once x has been added to it, in place. Both: [num_tokens, hidden_size]."""
         return add_rms_norm(x, residual, self._weight, self._config.rms_norm_eps)
+
+    def of_sum_in(self, row_format: RowFormat | None, x: Tensor, residual: Tensor) -> Activations:
+        """As `of_sum`, in the form in which a product takes it best."""
+        if row_format is None:
+            return self.of_sum(x, residual)
+        return add_rms_norm_quantized(x, residual, self._weight, self._config.rms_norm_eps, row_format)
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{name}.weight", self._weight, self._config.norm_offset)
@@ -46,6 +53,10 @@ class LayerNorm:
     def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """The norm of the residual stream once x has been added to it, in place. Both: [num_tokens, hidden_size]."""
         return add_layer_norm(x, residual, self._weight, self._bias, self._eps)
+
+    def of_sum_in(self, row_format: RowFormat | None, x: Tensor, residual: Tensor) -> Activations:
+        """As `of_sum`: no kernel gives it in another form."""
+        return self.of_sum(x, residual)
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{name}.weight", self._weight, self._config.norm_offset)

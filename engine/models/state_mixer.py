@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ...kernels.linear import Linear
+from ...kernels.linear import Linear, RowFormat
 from ..checkpoints.weights import WeightSlot
 from .blocks import Step
 
@@ -15,6 +15,9 @@ class StateMixer(ABC):
 
     Where ranks share it, it gives their sum.
     """
+
+    # In no other form than the model's dtype.
+    row_format: RowFormat | None = None
 
     @abstractmethod
     def __call__(self, x: Tensor, conv_states: Tensor, states: Tensor, step: Step) -> Tensor:

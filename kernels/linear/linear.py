@@ -12,6 +12,7 @@ from .int8 import Int8Product
 from .plain import PlainProduct, plain_product
 from .product import Product
 from .quantized import Int4Product, ScaledProduct, quantized_product
+from .rows import Activations, QuantizedRows, RowFormat
 from .slotted import SlottedProduct, SlottedRows
 from .weights import QuantizedWeight
 
@@ -110,9 +111,17 @@ class Linear:
         assert self._product is not None, "the weight is still as the checkpoint has it"
         self._product = SlottedProduct(self._product, rows, matrices)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [n, in], of the weight's dtype. Returns [n, out]."""
+    @property
+    def row_format(self) -> RowFormat | None:
+        """In what it takes activations too, for whoever can make them in it; None: in no other than the weight's."""
+        return self._product.row_format if isinstance(self._product, ScaledProduct) else None
+
+    def __call__(self, x: Activations) -> Tensor:
+        """x: [n, in], of the weight's dtype or in the `row_format`. Returns [n, out]."""
         assert self._product is not None, "the weight is still as the checkpoint has it"
+        if isinstance(x, QuantizedRows):
+            assert isinstance(self._product, ScaledProduct), "it has no row format"
+            return self._product.of_rows(x)
         return self._product(x)
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from .grouped import GroupedProduct, can_take_grouped, supports_grouped
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
+from .rows import QuantizedRows, RowFormat
 from .unpacked import MIN_ROWS, int4_linear_unpacked, unpacked_bytes
 from .weights import KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
@@ -56,22 +57,29 @@ class ScaledProduct(Product):
 
     def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
         self.weight, self._bias = weight, bias
+        self.row_format = RowFormat(weight.values.dtype, weight.group_size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        from .triton import quantize_rows_triton, scaled_linear_triton
+        from .triton import quantize_rows_triton
 
         values, scales = quantize_rows_triton(x, self.weight.values.dtype, self.weight.group_size)
-        return scaled_linear_triton(values, scales, self.weight, self._bias, x.dtype)
+        return self.of_rows(QuantizedRows(values, scales, x.dtype))
+
+    def of_rows(self, rows: QuantizedRows) -> Tensor:
+        """The same of activations that come in its `row_format`."""
+        from .triton import scaled_linear_triton
+
+        return scaled_linear_triton(rows.values, rows.scales, self.weight, self._bias, rows.dtype)
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
         """What one of `GATES` gives is never written out."""
-        from .triton import quantize_gated_triton, scaled_linear_triton
+        from .triton import quantize_gated_triton
 
         gate = GATES.get(activate)
         if gate is None:
             return super().gated(activate, gate_up)
         values, scales = quantize_gated_triton(gate_up, self.weight.values.dtype, self.weight.group_size, gate)
-        return scaled_linear_triton(values, scales, self.weight, self._bias, gate_up.dtype)
+        return self.of_rows(QuantizedRows(values, scales, gate_up.dtype))
 
 
 def _takes_scaled(weight: ScaledWeight) -> bool:

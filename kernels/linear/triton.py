@@ -11,6 +11,7 @@ from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
 from .gates import Gate
+from .rows import LARGEST
 from .triton_kernels import (
     int4_linear_kernel,
     quantize_rows_kernel,
@@ -22,8 +23,7 @@ from .weights import BLOCK_OUTPUTS, HALF_TILE, KERNEL_GROUP_SIZE, Fp4Weight, Int
 
 # A group is one program's registers.
 MAX_GROUP_SIZE = 65536
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-BYTE_DTYPES = tuple(_LARGEST)
+BYTE_DTYPES = tuple(LARGEST)
 _NUMBERS_PER_PROGRAM = 1024
 # As many groups as have so many numbers are quantised by one program.
 _NUMBERS_PER_QUANTIZER = 2048
@@ -137,7 +137,7 @@ def quantize_gated_triton(gate_up: Tensor, dtype: torch.dtype, group_size: int, 
 
 def _quantize(x: Tensor, num_inputs: int, dtype: torch.dtype, group_size: int, gate: Gate) -> tuple[Tensor, Tensor]:
     num_rows = len(x)
-    if dtype not in _LARGEST:
+    if dtype not in LARGEST:
         raise ValueError(f"dtype must be int8 or float8_e4m3fn, not {str(dtype).removeprefix('torch.')}")
     if not 1 <= min(group_size, num_inputs) <= MAX_GROUP_SIZE:
         raise ValueError(f"group_size {group_size} for x {tuple(x.shape)} must be between 1 and {MAX_GROUP_SIZE}")
@@ -156,7 +156,7 @@ def _quantize(x: Tensor, num_inputs: int, dtype: torch.dtype, group_size: int, g
             group_size,
             num_groups,
             x.stride(0),
-            LARGEST=_LARGEST[dtype],
+            LARGEST=LARGEST[dtype],
             IS_INT=dtype == torch.int8,
             IS_GATED=gate is not Gate.NONE,
             IS_SILU=gate is Gate.SILU,

@@ -35,7 +35,7 @@ def quantize_rows_kernel(
     PADDED_SIZE: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
-    """One program is `GROUPS` groups of a row. A group with a NaN gets a scale that is one.
+    """One program is `GROUPS` groups of a row.
 
     IS_GATED: a row has gates, then what they are multiplied with, and what comes of that is quantised.
     """
@@ -49,6 +49,14 @@ def quantize_rows_kernel(
     if IS_GATED:
         up = tl.load(x + row * x_stride + num_inputs + column, mask=is_column, other=0.0).to(tl.float32)
         wide = gated(wide, up, IS_SILU, x.dtype.element_ty).to(tl.float32)
+    quantized, scale = quantize_groups(wide, values.dtype.element_ty, LARGEST, IS_INT, GROUPS)
+    tl.store(values + row * num_inputs + column, quantized, mask=is_column)
+    tl.store(scales + row * num_groups + group, scale, mask=group < num_groups)
+
+
+@triton.jit
+def quantize_groups(wide, TYPE: tl.constexpr, LARGEST: tl.constexpr, IS_INT: tl.constexpr, GROUPS: tl.constexpr):
+    """The bytes of [GROUPS, size] float32, and a scale for each group: one that is NaN where one of its numbers is."""
     largest = tl.max(tl.abs(wide), 1)
     is_nan = tl.max((wide != wide).to(tl.int32), 1)
     largest = tl.where(is_nan > 0, float("nan"), largest)
@@ -56,9 +64,8 @@ def quantize_rows_kernel(
     scaled = wide * tl.minimum(tl.div_rn(limit, largest), LARGEST_FLOAT)[:, None]
     # Of whole numbers too: without something between them product and sum become one instruction, which rounds once.
     scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
-    quantized = ((scaled + ROUNDER) - ROUNDER).to(tl.int8) if IS_INT else scaled.to(values.dtype.element_ty)
-    tl.store(values + row * num_inputs + column, quantized, mask=is_column)
-    tl.store(scales + row * num_groups + group, tl.div_rn(largest, limit), mask=group < num_groups)
+    quantized = ((scaled + ROUNDER) - ROUNDER).to(tl.int8) if IS_INT else scaled.to(TYPE)
+    return quantized, tl.div_rn(largest, limit)
 
 
 # Not compiled again for numbers of rows that are multiples of 16, or one: a step has any number of them.

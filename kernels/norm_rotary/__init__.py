@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales
+from ..linear.rows import QuantizedRows, RowFormat
 from ..native import are_dense, runs_native
 from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native, takes_native_norm
 from .reference import (
@@ -43,6 +44,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
         return add_rms_norm_triton(x, residual, weight, eps)
     return add_rms_norm_reference(x, residual, weight, eps)
+
+
+def add_rms_norm_quantized(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, row_format: RowFormat
+) -> QuantizedRows:
+    """As `add_rms_norm`, on a GPU, with the normalised rows in a product's `row_format`."""
+    from .triton import add_rms_norm_quantized_triton
+
+    return add_rms_norm_quantized_triton(x, residual, weight, eps, row_format)
 
 
 def rotate_and_write(

@@ -5,10 +5,16 @@ from torch import Tensor
 
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..launch_sizes import cdiv, next_power_of_2
+from ..linear.rows import LARGEST, QuantizedRows, RowFormat
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
-from ..triton_norms import launch_norm
-from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel, rotate_latents_kernel
+from ..triton_norms import check_norm, launch_norm
+from .triton_kernels import (
+    quantized_norm_kernel,
+    rms_norm_kernel,
+    rotate_and_write_kernel,
+    rotate_latents_kernel,
+)
 
 _HEADS_PER_PROGRAM = 8
 # Of which no more than what is rotated is read.
@@ -25,12 +31,46 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `add_rms_norm`."""
     check_launch("x", x, rms_norm_kernel)
-    check_tensor("residual", residual, x.shape, (x.dtype,), x.device, is_contiguous=False)
     return _normalise(x, residual, weight, eps)
 
 
 def _normalise(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     return launch_norm(rms_norm_kernel, x, residual, {"weight": weight}, (x.dtype, torch.float32), eps)
+
+
+def add_rms_norm_quantized_triton(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, row_format: RowFormat
+) -> QuantizedRows:
+    """See `add_rms_norm_quantized`."""
+    check_launch("x", x, quantized_norm_kernel)
+    check_norm(x, residual, {"weight": weight}, (x.dtype, torch.float32))
+    num_rows, size = x.shape
+    group_size = min(row_format.group_size, size)
+    num_groups = cdiv(size, group_size)
+    values = torch.empty(num_rows, size, dtype=row_format.dtype, device=x.device)
+    scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
+    if num_rows:
+        groups, padded = next_power_of_2(num_groups), next_power_of_2(group_size)
+        quantized_norm_kernel[(num_rows,)](
+            values,
+            scales,
+            x,
+            residual,
+            weight,
+            eps,
+            size,
+            group_size,
+            num_groups,
+            x.stride(0),
+            residual.stride(0),
+            LARGEST=LARGEST[row_format.dtype],
+            IS_INT=row_format.dtype == torch.int8,
+            GROUPS=groups,
+            PADDED_SIZE=padded,
+            num_warps=min(max(groups * padded // 512, 1), 16),
+            **early_launch(x.device),
+        )
+    return QuantizedRows(values, scales, x.dtype)
 
 
 def rotate_and_write_triton(

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..linear.triton_kernels import quantize_groups
 from ..triton_early_launch import wait_for_inputs
 
 
@@ -37,6 +38,49 @@ def rms_norm_kernel(
     # Rounded to the weight's type before it is weighted, as the reference and the models' own code do.
     weighted = scaled.to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
     tl.store(output + row * size + column, weighted.to(output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def quantized_norm_kernel(
+    values,
+    scales,
+    x,
+    residual,
+    weight,
+    eps,
+    size,
+    group_size,
+    num_groups,
+    x_stride,
+    residual_stride,
+    LARGEST: tl.constexpr,
+    IS_INT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    IS_EARLY: tl.constexpr,
+):
+    """As `rms_norm_kernel` with a residual, whose rows become bytes with a scale for each group of so many numbers.
+
+    They are rounded to the model's type before, so that they are the same as in two steps.
+    """
+    wait_for_inputs(IS_EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, GROUPS)
+    place = tl.arange(0, PADDED_SIZE)[None, :]
+    column = group[:, None] * group_size + place
+    is_column = (place < group_size) & (column < size)
+    wide = tl.load(x + row * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    factors = tl.load(weight + column, mask=is_column, other=0.0)
+    stream = residual + row * residual_stride + column
+    summed = (wide + tl.load(stream, mask=is_column, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
+    tl.store(stream, summed, mask=is_column)
+    wide = summed.to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(tl.sum(wide * wide, 1), 0) / size + eps)
+    weighted = scaled.to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
+    normed = weighted.to(residual.dtype.element_ty).to(tl.float32)
+    quantized, scale = quantize_groups(normed, values.dtype.element_ty, LARGEST, IS_INT, GROUPS)
+    tl.store(values + row * size + column, quantized, mask=is_column)
+    tl.store(scales + row * num_groups + group, scale, mask=group < num_groups)
 
 
 @triton.jit

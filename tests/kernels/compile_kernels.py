@@ -30,7 +30,7 @@ from headrace.kernels.causal_conv import triton as causal_conv
 from headrace.kernels.gated_delta import triton as gated_delta
 from headrace.kernels.kv_cache import triton as kv_cache
 from headrace.kernels.layer_norm import triton as layer_norm
-from headrace.kernels.linear import Fp4Weight, Int4Weight, ScaledWeight
+from headrace.kernels.linear import Fp4Weight, Int4Weight, RowFormat, ScaledWeight
 from headrace.kernels.linear import triton as linear
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
@@ -297,6 +297,10 @@ def compile_the_rest(card: Card) -> None:
         x = torch.zeros(4, 4096, dtype=dtype)
         norm_rotary.add_rms_norm_triton(x, x.clone(), x[0], 1e-5)
         norm_rotary.rms_norm_triton(x, x[0].float(), 1e-5)
+        for byte_dtype in (FP8, INT8) if card.has_fp8 else (INT8,):
+            for group_size in (4096, 128):
+                row_format = RowFormat(byte_dtype, group_size)
+                norm_rotary.add_rms_norm_quantized_triton(x, x.clone(), x[0], 1e-5, row_format)
         layer_norm.add_layer_norm_triton(x, x.clone(), x[0], x[0], 1e-5)
         layer_norm.layer_norm_triton(x, x[0], x[0], 1e-5)
         activation.silu_and_mul_triton(x)

@@ -82,6 +82,8 @@ CHOSEN = {
         "test_triton_norm_rotary.py": [
             "test_rms_norm[bfloat16-(13, 101)]",
             "test_add_rms_norm[bfloat16-(5, 576)]",
+            "test_a_norm_whose_rows_are_quantised[bfloat16-(5, 576)-128-fp8]",
+            "test_a_norm_whose_rows_are_quantised[bfloat16-(13, 101)-9999-int8]",
             "test_rotate_and_write[bfloat16-partial-odd-float32]",
             "test_rotate_and_write[bfloat16-decode-same]",
             "test_latents[bfloat16-many-heads]",
@@ -147,7 +149,7 @@ CHOSEN_FOR_AMPERE = {
     "test_triton_linear.py": ["test_scaled[bfloat16-64-65-128-128-1-int8]", "test_int4[bfloat16-64-65-128-128-1]"],
 }
 # What either of them launches.
-ROWS = {"copy_blocks", "gate", "layer_norm", "rms_norm", "rotate_and_write", "rotate_latents"}
+ROWS = {"copy_blocks", "gate", "layer_norm", "quantized_norm", "rms_norm", "rotate_and_write", "rotate_latents"}
 LAUNCHED = {
     "attention and rows": {
         *ROWS,

@@ -7,12 +7,15 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.kv_cache import PADDING_SLOT
+from headrace.kernels.linear import RowFormat
+from headrace.kernels.linear.triton import quantize_rows_triton
 from headrace.kernels.norm_rotary.reference import (
     rms_norm_reference,
     rotate_and_write_latents_reference,
     rotate_and_write_reference,
 )
 from headrace.kernels.norm_rotary.triton import (
+    add_rms_norm_quantized_triton,
     add_rms_norm_triton,
     rms_norm_triton,
     rotate_and_write_latents_triton,
@@ -48,6 +51,25 @@ def test_add_rms_norm(shape, triton_dtype, device):
     assert torch.equal(residual, expected_residual)
     assert torch.equal(x, before)
     assert_close(normed, rms_norm_reference(expected_residual, weight, 1e-5))
+
+
+@pytest.mark.parametrize("byte_dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+@pytest.mark.parametrize(("shape", "group_size"), [((1, 72), 72), ((13, 101), 9999), ((5, 576), 128)], ids=str)
+def test_a_norm_whose_rows_are_quantised(shape, group_size, byte_dtype, triton_dtype, device):
+    """As in two steps, but for the order of sums: few numbers are another by a step."""
+    rows, size = shape
+    weight = torch.randn(size, device=device).to(triton_dtype)
+    x, residual = (torch.randn(rows, size + 3, device=device).to(triton_dtype)[:, :size] for _ in range(2))
+    before, expected_residual = x.clone(), residual + x
+    expected = quantize_rows_triton(rms_norm_triton(expected_residual, weight, 1e-5), byte_dtype, group_size)
+    found = add_rms_norm_quantized_triton(x, residual, weight, 1e-5, RowFormat(byte_dtype, group_size))
+    assert torch.equal(residual, expected_residual)
+    assert torch.equal(x, before)
+    assert found.dtype == triton_dtype
+    assert_close(found.scales, expected[1])
+    values, wanted = found.values.float(), expected[0].float()
+    assert ((values - wanted).abs() <= (1 if byte_dtype == torch.int8 else wanted.abs() / 8)).all()
+    assert (values == wanted).float().mean() > 0.99
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is peculiar to a family on a GPU, with CUDA graphs: answers are the CPU's."""
 
+import json
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import (
     Gemma4TextConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
+    LlamaConfig,
     NemotronConfig,
     OlmoeConfig,
     PretrainedConfig,
@@ -22,6 +24,9 @@ pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kern
 
 from headrace import LLM, SamplingParams
 from headrace.engine.execution import memory_budget
+from headrace.engine.models import norms as norms_module
+from headrace.kernels.linear import Linear
+from headrace.kernels.norm_rotary import add_rms_norm_quantized
 
 from ..conftest import save_random_model
 from .simulated_gpu import simulated_gpu
@@ -109,6 +114,47 @@ def test_answers_are_the_cpus(name, chat_folder, tmp_path, monkeypatch):
     expected = answers(device="cpu")
     with simulated_gpu(monkeypatch):
         assert answers(device="cuda", cuda_graph_sizes=(2,)) == expected
+
+
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("config", "norms"),
+    [
+        (LlamaConfig(**SIZES), 2),
+        (MODELS["latents that are attended to, experts in groups"], 1),
+    ],
+    ids=["attention and MLP", "latents, experts"],
+)
+def test_norms_give_products_of_bytes_what_they_would_make_themselves(
+    config, norms, chat_folder, tmp_path, monkeypatch
+):
+    """`norms`: how many of a layer's do."""
+    folder = Path(copytree(chat_folder, tmp_path / "model"))
+    save_random_model(config, folder)
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(read | {"quantization_config": FP8_BLOCKS}))
+    prompts, params = ["a rather long one", "b"], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    calls: list[object] = []
+
+    def counted(*given: Any) -> object:
+        calls.append(given)
+        return add_rms_norm_quantized(*given)
+
+    def answers() -> list[list[int]]:
+        llm = LLM(folder, **OPTIONS, device="cuda", load_format="dummy", enforce_eager=True)
+        calls.clear()
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+
+    monkeypatch.setattr(norms_module, "add_rms_norm_quantized", counted)
+    with simulated_gpu(monkeypatch):
+        found = answers()
+        # Of each of the steps: a prompt's first part, then both.
+        assert len(calls) in (norms * 5, norms * 6)
+        monkeypatch.setattr(Linear, "row_format", None)
+        assert answers() == found
+        assert not calls
 
 
 def test_how_many_latents_there_is_memory_for_is_measured(chat_folder, tmp_path, monkeypatch):
