@@ -32,7 +32,7 @@ def as_stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def gathered(cache: Tensor, blocks: list[int], scale: float) -> Tensor:
+def gathered(cache: Tensor, blocks: list[int] | Tensor, scale: float) -> Tensor:
     """The keys or values in these blocks, float32: [len(blocks), block_size, num_kv_heads, head_dim]."""
     # As bytes: torch indexes no float8.
     chosen = cache.view(torch.uint8)[blocks].view(cache.dtype).float()

@@ -8,6 +8,7 @@
 - On a CPU `native` calls the compiled kernel with a `native_layout`; where that does not run, `cpu` takes torch's
   products over rectangles, each a `padded_group` of sequences, of which `prefix_groups` says which share a prefix for
   `shared_prefix`; `sinks` is its softmax.
+- On both `two_way` computes tokens that see each other in both directions once more.
 - `reference` is what all are compared with, and reads caches in FP8 where there is no GPU.
 """
 
@@ -24,6 +25,7 @@ from .metadata import AttentionMetadata
 from .native import paged_attention_native, takes_native
 from .reference import paged_attention_reference
 from .static_plans import StaticPlans, plan_bytes
+from .two_way import Span, attend_both_ways
 
 
 def paged_attention(
@@ -37,7 +39,7 @@ def paged_attention(
     kv_scales: KVScales = UNSCALED,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention for prefill chunks and decodes in one batch.
+    """Attention for prefill chunks and decodes in one batch: causal, but for the `spans` of the metadata.
 
     query: [num_tokens, num_heads, head_dim], the sequences one after the other as `metadata` says, each sequence's
     queries being its last tokens. key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], the
@@ -50,6 +52,24 @@ def paged_attention(
     Returns query's shape, but with the values' size of heads, and its dtype; changes nothing.
     Raises `ValueError` naming the argument that does not fit.
     """
+    output = _causal(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks)
+    if metadata.spans:
+        caches, spans = (key_cache, value_cache), metadata.spans
+        attend_both_ways(output, query, *caches, spans, scale, sliding_window, soft_cap, kv_scales, sinks)
+    return output
+
+
+def _causal(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    kv_scales: KVScales,
+    sinks: Tensor | None,
+) -> Tensor:
     if runs_triton(query):
         from .triton import paged_attention_triton
 
@@ -105,6 +125,7 @@ __all__ = [
     "DecodeStep",
     "PlanKey",
     "PlanTooLargeError",
+    "Span",
     "StaticPlans",
     "paged_attention",
     "paged_attention_reference",

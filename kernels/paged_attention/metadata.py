@@ -1,5 +1,6 @@
 """A batch's layout, worked out once a step and used by every layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from .device_plan import DevicePlan
 from .native_layout import NativeLayout, native_layout_of
 from .padded_group import PaddedGroup, similar_lengths
 from .prefix_groups import PrefixGroup, groups_that_pay
+from .two_way import Span
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class AttentionMetadata(BatchLayout):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     # Where each sequence decodes a token, as it did in the step before.
     decode_step: DecodeStep | None = field(default=None, compare=False, repr=False)
+    # Which of its tokens see those behind them too.
+    spans: Sequence[Span] = ()
     # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
     device_plans: dict[PlanKey, DevicePlan] = field(init=False, default_factory=dict, compare=False, repr=False)
 

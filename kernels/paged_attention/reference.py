@@ -49,7 +49,12 @@ def paged_attention_with_lse(
         values = gathered(value_cache, list(table), kv_scales.value).flatten(0, 1)[:context]
         positions = torch.arange(context - length, context).unsqueeze(1)
         key_positions = torch.arange(context)
-        visible = key_positions <= positions
+        # Of the last token that each one sees.
+        last = positions.clone()
+        for span in metadata.spans:
+            if start <= span.start < start + length:
+                last[span.start - start : span.start - start + span.length] = span.end - 1
+        visible = key_positions <= last
         if sliding_window is not None:
             visible &= key_positions > positions - sliding_window
         for head in range(query.shape[1]):
