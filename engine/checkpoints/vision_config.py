@@ -32,6 +32,7 @@ class VisionNames:
     mlp_module: str = "mlp"
     mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")
+    positions: str = "pos_embed"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,19 @@ class RowEnds:
 
 
 @dataclass(frozen=True)
+class ImageFrame:
+    """The tokens around an image's: two newlines and `start`, `end` and two newlines. Prompts come with `start` alone.
+
+    `folder`: whose tokenizer has newlines, as many as there are side by side as one token. Positions in a prompt count
+    tokens then, as without images.
+    """
+
+    folder: Path
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class ProjectorConfig:
     """What makes an image's tokens of Mistral's tower: a norm, a merger, and two matrices."""
 
@@ -55,11 +69,18 @@ class ProjectorConfig:
 
 
 @dataclass(frozen=True)
+class PoolConfig:
+    """What makes an image's tokens of Gemma's tower: the mean of their patches, a norm, and a matrix."""
+
+    norm_eps: float
+
+
+@dataclass(frozen=True)
 class VisionConfig:
     """A tower of patches of `patch_size` pixels, of which `spatial_merge_size` squared become a token.
 
-    Images are resized to between `min_pixels` and `max_pixels`, or to `longest_edge` at most where that is given, then
-    to (x / 255 - `image_mean`) / `image_std`.
+    Images are resized to between `min_pixels` and `max_pixels`, to `longest_edge` at most where that is given, or to a
+    square of `image_side`, then to (x / 255 - `image_mean`) / `image_std`.
     `image_token_id` stands in a prompt for each token of an image. The fields from `activation` on are where families
     differ.
     """
@@ -80,7 +101,12 @@ class VisionConfig:
     image_std: tuple[float, ...]
     activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu"] = "silu"
     longest_edge: int | None = None
+    image_side: int | None = None
+    resampling: Literal["bicubic", "bilinear"] = "bicubic"
     row_ends: RowEnds | None = None
+    frame: ImageFrame | None = None
+    # The decoder's layers let an image's tokens see all of it, not those before them alone.
+    is_two_way: bool = False
     # Layers attend within windows of so many pixels, but for some; None: all attend to the whole image.
     window_size: int | None = None
     full_attention_layers: frozenset[int] = frozenset()
@@ -90,13 +116,15 @@ class VisionConfig:
     norm_eps: float = 1e-6
     # Attention's and MLPs' matrices have biases.
     has_biases: bool = True
-    # Patches have a norm before the first block.
+    # Patches have a norm before the first block, or behind the last one.
     has_patch_norm: bool = False
-    rope_theta: float = 1e4
+    has_final_norm: bool = False
+    # None: nothing is rotated.
+    rope_theta: float | None = 1e4
     # Frequencies turn by rows and columns in turns, not each by both.
     has_frequencies_in_turns: bool = False
     # None: a merger makes tokens.
-    projector: ProjectorConfig | None = None
+    projector: ProjectorConfig | PoolConfig | None = None
     # Patches' positions are learned as well, for a square with so many a side.
     position_side: int | None = None
     # What comes out of these layers is merged too, and added to what comes out of as many of the decoder's first ones.
@@ -119,15 +147,37 @@ class VisionConfig:
         return self.hidden_size * self.spatial_merge_size**2
 
     @property
+    def place_token_id(self) -> int:
+        """The token of a prompt that an image's tokens are to be put in the place of."""
+        return self.image_token_id if self.frame is None else self.frame.start
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether positions in a prompt are as without images; else an image's follow its rows and columns."""
+        return self.row_ends is not None or self.frame is not None
+
+    @property
+    def max_tokens(self) -> int:
+        """How many an image has at most."""
+        return self.max_pixels // self.factor**2
+
+    @property
+    def max_uncut_tokens(self) -> int:
+        """How many of an image's tokens have to be computed in one step, at most."""
+        return self.max_tokens if self.is_two_way else 1
+
+    @property
     def num_levels(self) -> int:
         """How many vectors an image's token is: one in place of its embedding, and those of `deepstack_layers`."""
         return 1 + len(self.deepstack_layers)
 
     def check(self, folder: Path) -> None:
         """Raises `ModelError` for sizes that contradict each other, of which each was checked when it was read."""
-        if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 4:
+        unit = 1 if self.rope_theta is None else 4
+        if self.hidden_size % (unit * self.num_heads):
+            times = "" if unit == 1 else f"{unit} times "
             raise ModelError(
-                f"vision_config.hidden_size {self.hidden_size} must be a multiple of 4 times num_heads {self.num_heads}"
+                f"vision_config.hidden_size {self.hidden_size} must be a multiple of {times}num_heads {self.num_heads}"
             )
         if self.window_size is not None and self.window_size < self.factor:
             raise ModelError(

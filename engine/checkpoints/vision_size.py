@@ -1,6 +1,6 @@
 """How many weights a vision tower has, by its description alone. Free of torch."""
 
-from .vision_config import VisionConfig
+from .vision_config import PoolConfig, VisionConfig
 
 
 def num_vision_weights(vision: VisionConfig) -> int:
@@ -12,13 +12,16 @@ def num_vision_weights(vision: VisionConfig) -> int:
     attention = 4 * size * (size + biases)
     patches = size * (vision.patch_values + vision.has_patch_biases) + size * vision.has_patch_norm
     positions = size * (vision.position_side or 0) ** 2
-    blocks = vision.depth * (attention + mlp + 2 * _num_norm_weights(vision, size))
+    norms = (2 * vision.depth + vision.has_final_norm) * _num_norm_weights(vision, size)
+    blocks = vision.depth * (attention + mlp) + norms
     return patches + positions + blocks + _num_token_weights(vision)
 
 
 def _num_token_weights(vision: VisionConfig) -> int:
     """Of what makes tokens of patches."""
     size, out = vision.hidden_size, vision.out_hidden_size
+    if isinstance(vision.projector, PoolConfig):
+        return size + size * out
     if (projector := vision.projector) is not None:
         return size + size * vision.merged_size + out * (size + out + 2 * projector.has_biases)
     return _num_merger_weights(vision, size) + len(vision.deepstack_layers) * _num_merger_weights(

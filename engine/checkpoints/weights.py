@@ -1,10 +1,10 @@
 """Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded, or GGUF."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,22 +127,24 @@ def load_weights(
     ignored: Iterable[str] = (),
     ignored_suffixes: tuple[str, ...] = (),
     ignored_prefixes: tuple[str, ...] = (),
+    other_names: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Fill every slot's destination from the folder's safetensors files, or the GGUF file, converting the dtype.
 
     Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
-    (`ignored` names, suffixes and prefixes excepted), or the file that is damaged.
+    (`ignored` names, suffixes and prefixes excepted), or the file that is damaged. `other_names`: see `ModelShape`.
     """
     with ExitStack() as stack:
-        tensors = _open_all(folder, stack)
+        opened = _open_all(folder, stack)
+        tensors = {_renamed(name, other_names): _Stored(file, name) for name, file in opened.items()}
         wanted = list(slots)
         for slot in wanted:
             _fill(folder, tensors, slot)
         known = {slot.name for slot in wanted} | set(ignored)
-        for name in tensors:
+        for name, (_, stored) in tensors.items():
             is_ignored = name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes) or name.startswith(ignored_prefixes)
-            if name not in known and not is_ignored:
-                raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
+            if name not in known and stored not in known and not is_ignored:
+                raise ModelError(f"{folder} holds a tensor {stored} that its architecture does not have")
 
 
 def draw_weights(slots: Iterable[WeightSlot], seed: int, device: torch.device) -> None:
@@ -158,6 +160,20 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int, device: torch.device) -
         slot.draw(generator)
 
 
+class _Stored(NamedTuple):
+    """A tensor by its name in an open file."""
+
+    file: Any
+    name: str
+
+
+def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
+    for there, here in other_names:
+        if name.startswith(there):
+            name = here + name.removeprefix(there)
+    return name
+
+
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that holds it."""
     tensors: dict[str, Any] = {}
@@ -170,7 +186,7 @@ def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
+def _fill(folder: Path, tensors: dict[str, _Stored], slot: WeightSlot) -> None:
     if slot.name not in tensors:
         if slot.is_optional:
             return
@@ -183,12 +199,13 @@ def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
     slot.fill(tensor)
 
 
-def _read(file: Any, slot: WeightSlot) -> Tensor:
+def _read(stored: _Stored, slot: WeightSlot) -> Tensor:
+    file, name = stored
     cut = None if slot.has_nothing else slot.cut
     if isinstance(file, GgufTensors):
         # A GGUF file's types are not torch's: it is told which to make of them. Its tensors come whole.
-        whole = file.read(slot.name, slot.destination.dtype)
+        whole = file.read(name, slot.destination.dtype)
         return whole if cut is None else cut.of_same(whole)
     if cut is not None:
-        return cut.read(file.get_slice(slot.name), slot.may_be_turned)
-    return slot.turned(file.get_tensor(slot.name))
+        return cut.read(file.get_slice(name), slot.may_be_turned)
+    return slot.turned(file.get_tensor(name))

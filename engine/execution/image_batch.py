@@ -1,10 +1,16 @@
-"""Steps with prompts that have images: positions on three axes, and the images' tokens among the others."""
+"""Steps with prompts that have images: positions on three axes, and the images' tokens among the others.
 
+Where an image's tokens see all of it, also who sees whom. The last layer, which computes sequences' last tokens alone,
+needs none of that: behind them is nothing.
+"""
+
+from bisect import bisect_right
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import numpy
 
+from ...kernels.paged_attention import AttentionMetadata, Span
 from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduled_sequence import ScheduledSequence
 from ..vision.encoder import ImageTokens
@@ -31,6 +37,19 @@ def with_image_positions(batch: Batch, scheduled: SequenceOf[ScheduledSequence])
     if not pieces:
         return replace(batch, places=numpy.stack((batch.places[0], positions[0])))
     return replace(batch, images=ImageTokens(pieces, positions))
+
+
+def with_spans(attention: AttentionMetadata, images: ImageTokens) -> AttentionMetadata:
+    """The layout with the spans of images whose tokens see all of it; the same where there are none."""
+    spans = [_span(attention, piece) for piece in images.whole_pieces]
+    return replace(attention, spans=spans) if spans else attention
+
+
+def _span(attention: AttentionMetadata, piece: Piece) -> Span:
+    assert piece.last == piece.image.grid.num_tokens, "an image is cut"
+    row, length = bisect_right(attention.query_starts, piece.place) - 1, piece.last - piece.first
+    num_behind = attention.query_starts[row] + attention.query_lens[row] - piece.place - length
+    return Span(piece.place, length, attention.context_lens[row] - num_behind, attention.block_tables[row])
 
 
 def with_image_offsets(batch: Batch, decodes: DecodeRows) -> Batch:

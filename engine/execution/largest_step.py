@@ -32,9 +32,10 @@ class LargestStep:
     num_logits: int
 
     @classmethod
-    def of(cls, config: EngineConfig, max_model_len: int, device: torch.device) -> "LargestStep":
+    def of(cls, config: EngineConfig, max_model_len: int, device: torch.device, num_beyond: int = 0) -> "LargestStep":
+        """`num_beyond`: how many tokens a step may have beyond what the limits allow."""
         num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        num_tokens = min(config.max_num_batched_tokens, num_seqs * max_model_len)
+        num_tokens = min(config.max_num_batched_tokens + num_beyond, num_seqs * max_model_len)
         share, rest = divmod(num_tokens, num_seqs)
         lens = [share + (index < rest) for index in range(num_seqs)]
         table = [NULL_BLOCK + 1] * -(-max_model_len // config.block_size)

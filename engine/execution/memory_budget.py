@@ -86,6 +86,7 @@ class MemoryBudget:
     """What a model, or the share of it that one of `ranks` has, gets of the memory of its device.
 
     `dtype`: the weights' and the states'. `second`: what a model beside it takes that is loaded already.
+    `max_uncut_tokens`: see `VisionConfig`; also of a share that sees nothing.
     """
 
     model: ModelConfig
@@ -95,6 +96,7 @@ class MemoryBudget:
     device: torch.device
     second: SecondModel = NO_SECOND_MODEL
     ranks: Ranks = ALONE
+    max_uncut_tokens: int = 1
 
     def stated_num_blocks(self) -> int | None:
         """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say.
@@ -168,7 +170,7 @@ class MemoryBudget:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_reserved(device)
         with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
-            step = LargestStep.of(config, max_model_len, device)
+            step = LargestStep.of(config, max_model_len, device, num_beyond=self.max_uncut_tokens - 1)
             hidden = step.forward(decoder, kv_caches, states)
             forward_bytes = torch.cuda.max_memory_reserved(device) - before
             step.draw(decoder, hidden)

@@ -1,6 +1,6 @@
 """A long step in micro-batches, which a pipeline's stages compute at the same time: one is a part ahead of the next.
 
-They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988).
+They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988), but not in an image whose tokens see all of it.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,7 @@ def micro_batches(batch: Batch, number: int) -> Iterator[Batch]:
     A sequence may be cut: its later tokens look back at what the parts before wrote into the KV cache. So do those of
     sequences that share blocks with one before them, which computes these.
     """
-    num_tokens = len(batch.token_ids)
-    for start, end in pairwise(num_tokens * part // number for part in range(number + 1)):
+    for start, end in pairwise(_cuts(batch, number)):
         yield Batch(
             batch.token_ids[start:end],
             batch.places[:, start:end],
@@ -42,6 +41,16 @@ def micro_batches(batch: Batch, number: int) -> Iterator[Batch]:
             images=None if batch.images is None else batch.images.between(start, end),
             states=None if batch.states is None else _states_between(batch.states, start, end),
         )
+
+
+def _cuts(batch: Batch, number: int) -> list[int]:
+    """Where the parts begin, and where the last one ends; fewer where an image takes more than a part."""
+    num_tokens = len(batch.token_ids)
+    cuts = {num_tokens * part // number for part in range(number + 1)}
+    for place, _, first, last in () if batch.images is None else batch.images.whole_pieces:
+        end = place + last - first
+        cuts = {end if place < cut < end else cut for cut in cuts}
+    return sorted(cuts)
 
 
 def _between(attention: AttentionMetadata, start: int, end: int) -> AttentionMetadata:

@@ -31,6 +31,7 @@ from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import give_back_freed_memory, keep_freed_memory
+from .image_batch import with_spans
 from .memory_budget import NO_SECOND_MODEL, MemoryBudget, SecondModel, fitting
 from .micro_batches import micro_batches, num_micro_batches
 from .runner import OtherProcesses
@@ -65,11 +66,14 @@ class ModelRunner:
         warn_of_widened_weights(model_config.quantization, self.dtype, self.device)
         self.vocab_size = model_config.vocab_size
         windows = model_config.sliding_windows
-        self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
+        max_uncut_tokens = 1 if model_config.vision is None else model_config.vision.max_uncut_tokens
+        # What is not to be cut may be more than a window leaves room for.
+        keeps_all = None in windows or max_uncut_tokens > 1
+        self.sliding_window = None if keeps_all else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
         self._num_stages = ranks.num_stages
         share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
-        budget = MemoryBudget(share, config, self.dtype, kv_dtype, self.device, second, ranks)
+        budget = MemoryBudget(share, config, self.dtype, kv_dtype, self.device, second, ranks, max_uncut_tokens)
         stated_num_blocks = budget.stated_num_blocks()
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
@@ -186,8 +190,9 @@ class ModelRunner:
             numbers, last = batch.adapters, batch.last_tokens
             with self.adapters.applied(numbers, None if last is None else last.index):
                 return self._forward(replace(batch, adapters=None))
-        positions, images = batch.positions, None
+        positions, images, attention = batch.positions, None, batch.attention
         if batch.images is not None:
+            attention = with_spans(attention, batch.images)
             positions = to_device(batch.images.positions, self.device)
             # A stage may have nothing to see with.
             images = None if self.images is None else self.images.see(batch.images.pieces)
@@ -197,7 +202,7 @@ class ModelRunner:
             positions,
             self.memory.caches,
             batch.slots,
-            batch.attention,
+            attention,
             batch.last_tokens,
             images,
             states,

@@ -96,7 +96,8 @@ class Decoder:
         # A tied checkpoint may carry the shared matrix a second time under the head's name.
         ignored = (*elsewhere, *(["lm_head.weight"] if self.config.tie_word_embeddings else ()))
         unread = _UNREAD_SUFFIXES if self.config.quantization else ()
-        load_weights(self.config.path, self.weight_slots(), ignored, unread, self.config.unread_parts)
+        config = self.config
+        load_weights(config.path, self.weight_slots(), ignored, unread, config.unread_parts, config.other_names)
 
     @property
     def num_parameters(self) -> int:

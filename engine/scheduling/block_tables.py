@@ -88,13 +88,19 @@ class BlockTables:
         return self.states.awaits(sequence, sequence.hashes()[:usable], num_cached)
 
     def chunk(self, sequence: Sequence, budget: int) -> int:
-        """How many of its tokens the sequence computes in a step, at most `budget`."""
+        """How many of its tokens the sequence computes in a step, at most `budget`.
+
+        More where these begin with an image that may not be cut.
+        """
         num_tokens = self._uncut_chunk(sequence, budget)
         return num_tokens if self.states is None else self.states.chunk(sequence, num_tokens)
 
     def _uncut_chunk(self, sequence: Sequence, budget: int) -> int:
         """As `chunk`, were no state to be kept on the way."""
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if sequence.images is not None:
+            start = sequence.num_computed_tokens
+            num_tokens = sequence.images.whole(start, start + num_tokens) - start
         if self._window is None:
             return num_tokens
         # A sequence longer than the memory advances by what its window leaves free.

@@ -54,7 +54,9 @@ class StepPlan:
 
         So that somebody who is answered at once does not wait in each step for a job's prompts.
         """
-        return min(self.budget, self.budget_beside_urgent) if self.makes_urgent_wait(sequence) else self.budget
+        room = min(self.budget, self.budget_beside_urgent) if self.makes_urgent_wait(sequence) else self.budget
+        # An image that may not be cut may have taken more than there was.
+        return max(room, 0)
 
     def makes_urgent_wait(self, sequence: Sequence) -> bool:
         """Whether it has a prompt, or what is left of one, to compute beside somebody more urgent."""

@@ -25,10 +25,12 @@ class TokenBudget:
         self._tokens_per_second: float | None = None
 
     def shrink(self, num_tried: int) -> bool:
-        """Allow half of the tokens that were too many; false when one token was."""
-        if num_tried <= 1:
+        """Allow half of the tokens that were too many; false when one token was, or what is not to be cut."""
+        # A step with an image that is not to be cut may have more than were allowed.
+        num_allowed = min(num_tried, self.tokens)
+        if num_allowed <= 1:
             return False
-        self.tokens = num_tried // 2
+        self.tokens = num_allowed // 2
         self._num_good_steps = 0
         return True
 

@@ -21,6 +21,11 @@ class ImageTokens:
     pieces: Sequence[Piece]
     positions: NDArray[numpy.int64]
 
+    @property
+    def whole_pieces(self) -> list[Piece]:
+        """Those of images whose tokens see all of it."""
+        return [piece for piece in self.pieces if piece.image.config.is_two_way]
+
     def between(self, start: int, end: int) -> "ImageTokens":
         """Those of the tokens from one of the step's to before another."""
         cut = (piece.between(start, end) for piece in self.pieces)

@@ -68,7 +68,8 @@ def scale(image: "Image", config: VisionConfig) -> Pixels:
     height, width = resized(image.height, image.width, config)
     # As the model was trained: transparency is left out, not put on a background.
     colours = image if image.mode == "RGB" else image.convert("RGB")
-    return numpy.array(colours.resize((width, height), require_pillow().Resampling.BICUBIC))
+    resampling = require_pillow().Resampling[config.resampling.upper()]
+    return numpy.array(colours.resize((width, height), resampling))
 
 
 @contextmanager

@@ -47,11 +47,13 @@ def check_size(height: int, width: int) -> None:
 
 
 def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
-    """The height and width that an image is scaled to: multiples of a token's, its shape kept as far as possible.
+    """The height and width that an image is scaled to: multiples of a token's, its shape mostly kept.
 
-    The rule of Qwen2-VL's `smart_resize`, or Pixtral's.
+    The rule of Qwen2-VL's `smart_resize`, or Pixtral's; of Gemma a square, whatever the shape.
     """
     factor = config.factor
+    if config.image_side is not None:
+        return config.image_side, config.image_side
     if config.longest_edge is not None:
         shrink = max(max(height, width) / config.longest_edge, 1)
         height, width = (max(math.floor(side / shrink), 1) for side in (height, width))

@@ -91,22 +91,24 @@ class PromptImages:
     """The images of one prompt, in their order. `runs`: of each its tokens, or its rows where something ends these.
 
     positions: [3, num_prompt_tokens] int32, of time, height and width, that the prompt's tokens are rotated by.
-    A token of index i after the prompt has i + `offset` for all three.
+    A token of index i after the prompt has i + `offset` for all three. `may_be_cut`: a step may compute some of an
+    image's tokens without the ones behind them.
     """
 
     images: tuple[PromptImage, ...]
     runs: tuple[Run, ...]
     positions: NDArray[numpy.int32]
     offset: int
+    may_be_cut: bool = True
     _marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, token_ids: Sequence[int], images: Sequence[PromptImage], vision: VisionConfig) -> "PromptImages":
         """Raises `InvalidRequestError` where the prompt has another number of image tokens than the images."""
         runs = _runs(token_ids, images, vision)
-        if vision.row_ends is not None:
-            counted = numpy.arange(len(token_ids), dtype=numpy.int32)
-            return cls(tuple(images), runs, numpy.broadcast_to(counted, (3, len(counted))), 0)
+        if vision.counts_tokens:
+            counted = numpy.broadcast_to(numpy.arange(len(token_ids), dtype=numpy.int32), (3, len(token_ids)))
+            return cls(tuple(images), runs, counted, 0, may_be_cut=not vision.is_two_way)
         positions = numpy.empty((3, len(token_ids)), dtype=numpy.int32)
         index = position = 0
         for start, image, _, _ in runs:
@@ -139,6 +141,18 @@ class PromptImages:
             return known
         more = numpy.arange(end - num_more, end, dtype=numpy.int32) + numpy.int32(self.offset)
         return numpy.concatenate((known, numpy.broadcast_to(more, (3, num_more))), axis=1)
+
+    def whole(self, start: int, end: int) -> int:
+        """Where a step is to end for which the sequence's tokens from `start` to before `end` were chosen.
+
+        Before an image that it would cut, or behind it where there is nothing before.
+        """
+        if self.may_be_cut:
+            return end
+        cut = next((run for run in self.runs if run.start < end < run.start + run.length), None)
+        if cut is None:
+            return end
+        return cut.start if start < cut.start else cut.start + cut.length
 
     def pieces(self, start: int, end: int) -> Iterator[Piece]:
         """What of the images is among the sequence's tokens from `start` on; places count from there."""

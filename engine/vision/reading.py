@@ -14,6 +14,7 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_folder import read_json_object
 from ..checkpoints.vision_config import RowEnds, VisionConfig
 from ..errors import InvalidRequestError, ModelError
+from .framed import framed
 from .image_files import image_size
 from .image_size import Grid, num_places, token_grid
 from .prompt_images import Picture, PromptImage
@@ -55,24 +56,31 @@ class ImageReader:
         return tuple(self._of_image(number, data, _grid) for number, data in enumerate(files, 1))
 
     def expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> "array[int]":
-        """The prompt with each place of an image, one image token, as many times as the image has tokens.
+        """The prompt with all of an image's tokens in each place of one, which is one token.
 
         Raises `InvalidRequestError` where there are more places than images, or less.
         """
         vision = self._require()
-        if (num_places := sum(token == vision.image_token_id for token in token_ids)) != len(grids):
+        if (num_places := sum(token == vision.place_token_id for token in token_ids)) != len(grids):
             raise InvalidRequestError(
-                f"prompt has {num_places} places for images (token {vision.image_token_id}) and {len(grids)} images",
+                f"prompt has {num_places} places for images (token {vision.place_token_id}) and {len(grids)} images",
                 "prompt",
             )
         expanded, rest = array("i"), iter(grids)
+        if vision.frame is not None:
+            return framed(token_ids, rest, vision)
         for token in token_ids:
             expanded.extend(_places(next(rest), vision) if token == vision.image_token_id else (token,))
         return expanded
 
-    def num_expanded(self, token_ids: Sequence[int], grids: Iterable[Grid]) -> int:
-        """How many tokens `expanded` makes: images of some bytes each may claim to be billions together."""
+    def num_expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> int:
+        """How many tokens `expanded` makes: images of some bytes each may claim to be billions together.
+
+        Of framed images, which all have as many, it is what `expanded` makes, and raises what that raises.
+        """
         vision = self._require()
+        if vision.frame is not None:
+            return len(self.expanded(token_ids, grids))
         return len(token_ids) + sum(num_places(grid, vision) - 1 for grid in grids)
 
     def _of_image(self, number: int, picture: P, read: Callable[[P, VisionConfig], T]) -> T:

@@ -13,12 +13,12 @@ from torch.nn.functional import interpolate, linear
 from ..checkpoints.vision_config import VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .image_size import Grid
-from .tower_parts import BlankTower, Block, Layout, Merger, Projector
+from .tower_parts import BlankTower, Block, Layout, Merger, Rotary, new_merger
 from .windows import Windows
 
 
 class VisionTower:
-    """Patch embedding, blocks, and the mergers that make a token of `spatial_merge_size` squared patches."""
+    """Patch embedding, blocks, and what makes a token of `spatial_merge_size` squared patches."""
 
     def __init__(self, config: VisionConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -30,15 +30,19 @@ class VisionTower:
         self._positions = None if config.position_side is None else blank.empty(config.position_side**2, size)
         self._patch_norm = blank.norm(size) if config.has_patch_norm else None
         self._blocks = [Block(blank, index) for index in range(config.depth)]
-        self._merger = Merger(blank) if config.projector is None else Projector(blank, config.projector)
+        self._final_norm = blank.norm(size) if config.has_final_norm else None
+        self._merger = new_merger(blank)
         # By the index of the block that each stands behind.
         self._deepstack = {index: Merger(blank, norms_tokens=True) for index in config.deepstack_layers}
-        head_dim = size // config.num_heads
-        steps = torch.arange(0, head_dim, 4, dtype=torch.float32, device=device).repeat(2, 1)
-        if config.has_frequencies_in_turns:
+        self._frequencies = None if config.rope_theta is None else self._frequencies_of(config.rope_theta)
+
+    def _frequencies_of(self, theta: float) -> Tensor:
+        """[2, head_dim / 4] float32: by rows, and by columns."""
+        head_dim = self.config.hidden_size // self.config.num_heads
+        steps = torch.arange(0, head_dim, 4, dtype=torch.float32, device=self._device).repeat(2, 1)
+        if self.config.has_frequencies_in_turns:
             steps[1] += 2
-        # By rows, and by columns.
-        self._frequencies = 1.0 / config.rope_theta ** (steps / head_dim)
+        return 1.0 / theta ** (steps / head_dim)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """pixels: [height, width, channels] uint8, whole tokens.
@@ -58,13 +62,15 @@ class VisionTower:
         if self._patch_norm is not None:
             x = self._patch_norm(x)
         x = _reordered(x, order)
-        layout = Layout(windows, *self._rotary(grid, order))
+        layout = Layout(windows, None if self._frequencies is None else self._rotary(self._frequencies, grid, order))
         levels = self._empty(grid)
         deep = iter(levels[1:])
         for index, block in enumerate(self._blocks):
             x = block(x, layout)
             if (merger := self._deepstack.get(index)) is not None:
                 next(deep).index_copy_(0, order, merger(x))
+        if self._final_norm is not None:
+            x = self._final_norm(x)
         levels[0].index_copy_(0, order, self._merger(x))
         return levels
 
@@ -72,7 +78,7 @@ class VisionTower:
     def encode_largest(self, max_tokens: int) -> Tensor:
         """`encode` a black image of as many tokens as there may be, up to so many."""
         config = self.config
-        side = max(1, math.isqrt(min(config.max_pixels // config.factor**2, max_tokens))) * config.factor
+        side = config.image_side or max(1, math.isqrt(min(config.max_tokens, max_tokens))) * config.factor
         return self.encode(torch.zeros(side, side, config.num_channels, dtype=torch.uint8))
 
     def nothing(self, grid: Grid) -> Tensor:
@@ -111,17 +117,17 @@ class VisionTower:
         parts = drawn.view(-1, grid.rows, merge, grid.columns, merge).permute(1, 3, 2, 4, 0)
         return parts.reshape(-1, table.shape[1]).to(table.dtype)
 
-    def _rotary(self, grid: Grid, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the patches' places, [num_patches, 1, head_dim] float32, window after window."""
+    def _rotary(self, frequencies: Tensor, grid: Grid, order: Tensor) -> Rotary:
+        """Of the patches' places, window after window."""
         merge = self.config.spatial_merge_size
         sides = [torch.arange(side * merge, device=self._device) for side in grid]
         y, x = (side.view(-1, merge) for side in sides)
         shape = (grid.rows, grid.columns, merge, merge)
         places = torch.stack((y[:, None, :, None].expand(shape), x[None, :, None, :].expand(shape)), dim=-1)
-        angles = places.flatten(0, 3)[..., None].float() * self._frequencies
+        angles = places.flatten(0, 3)[..., None].float() * frequencies
         angles = _reordered(angles.flatten(1), order)
         angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return angles.cos(), angles.sin()
+        return Rotary(angles.cos(), angles.sin())
 
     @property
     def num_parameters(self) -> int:
@@ -136,13 +142,13 @@ class VisionTower:
         if self._patch_norm is not None:
             yield from self._patch_norm.weight_slots(f"{name}.ln_pre")
         if self._positions is not None:
-            yield WeightSlot(f"{name}.pos_embed.weight", self._positions)
+            yield WeightSlot(f"{name}.{names.positions}.weight", self._positions)
         for index, block in enumerate(self._blocks):
             yield from block.weight_slots(f"{name}.{names.blocks}.{index}")
-        if isinstance(self._merger, Projector):
-            yield from self._merger.weight_slots()
-        else:
-            yield from self._merger.weight_slots(f"{name}.merger")
+        if self._final_norm is not None:
+            yield from self._final_norm.weight_slots(f"{name}.post_layernorm")
+        prefix = f"{name}.merger" if isinstance(self._merger, Merger) else "multi_modal_projector"
+        yield from self._merger.weight_slots(prefix)
         for number, merger in enumerate(self._deepstack.values()):
             yield from merger.weight_slots(f"{name}.deepstack_merger_list.{number}")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
 from ...kernels.layer_norm import layer_norm
 from ...kernels.norm_rotary import rms_norm
-from ..checkpoints.vision_config import ProjectorConfig, VisionConfig
+from ..checkpoints.vision_config import PoolConfig, ProjectorConfig, VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .windows import Windows
 
@@ -53,6 +54,8 @@ class Norm:
     weight: Tensor
     bias: Tensor | None
     eps: float
+    # Of the weight over the checkpoint's.
+    offset: float = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -60,7 +63,7 @@ class Norm:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{name}.weight", self.weight)
+        yield WeightSlot(f"{name}.weight", self.weight, self.offset)
         if self.bias is not None:
             yield WeightSlot(f"{name}.bias", self.bias)
 
@@ -108,13 +111,19 @@ class Mlp:
         yield from self._out.weight_slots(f"{prefix}.{self._out_name}")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What all layers need to know of an image. cos, sin: [num_patches, 1, head_dim], of patches in window order."""
+class Rotary(NamedTuple):
+    """What patches' queries and keys are rotated by: cosines and sines, [num_patches, 1, head_dim] float32."""
 
-    windows: Windows
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all layers need to know of an image. rotary: of patches in window order, where these are rotated."""
+
+    windows: Windows
+    rotary: Rotary | None
 
 
 class Block:
@@ -137,7 +146,8 @@ class Block:
 
     def _attend(self, x: Tensor, layout: Layout) -> Tensor:
         query, key, value = self._qkv(x).view(len(x), 3, self._num_heads, -1).unbind(1)
-        query, key = (_rotated(each, layout.cos, layout.sin) for each in (query, key))
+        if layout.rotary is not None:
+            query, key = (_rotated(each, *layout.rotary) for each in (query, key))
         shapes = [(1, len(x))] if self._is_full else layout.windows.shapes
         sizes = [number * length for number, length in shapes]
         split = zip(*(each.split_with_sizes(sizes) for each in (query, key, value)), strict=True)
@@ -193,12 +203,42 @@ class Projector:
         merged = self._norm(x).view(-1, self._merged_patches, x.shape[1]).transpose(1, 2).flatten(1)
         return self._out(gelu(self._in(self._merge(merged))))
 
-    def weight_slots(self) -> Iterator[WeightSlot]:
-        prefix = "multi_modal_projector"
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self._norm.weight_slots(f"{prefix}.norm")
         yield from self._merge.weight_slots(f"{prefix}.patch_merger.merging_layer")
         yield from self._in.weight_slots(f"{prefix}.linear_1")
         yield from self._out.weight_slots(f"{prefix}.linear_2")
+
+
+class Pool:
+    """Gemma's: the mean of the patches that lie in a token, and of it what the decoder takes."""
+
+    def __init__(self, blank: BlankTower, pool: PoolConfig) -> None:
+        config = blank.config
+        self._merged_patches = config.spatial_merge_size**2
+        # In float32, as what one is added to would lose most of a small number.
+        weight = torch.empty(config.hidden_size, dtype=torch.float32, device=blank.device)
+        self._norm = Norm(weight, None, pool.norm_eps, offset=1.0)
+        self._out = blank.affine(config.out_hidden_size, config.hidden_size, has_bias=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As `Merger`."""
+        return self._out(self._norm(x.view(-1, self._merged_patches, x.shape[1]).mean(1)))
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self._norm.weight_slots(f"{prefix}.mm_soft_emb_norm")
+        # Inputs before outputs, as no other matrix.
+        yield WeightSlot(f"{prefix}.mm_input_projection_weight", self._out.weight.mT)
+
+
+def new_merger(blank: BlankTower) -> Merger | Projector | Pool:
+    """What makes an image's tokens of its patches."""
+    match blank.config.projector:
+        case ProjectorConfig() as projector:
+            return Projector(blank, projector)
+        case PoolConfig() as pool:
+            return Pool(blank, pool)
+    return Merger(blank)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

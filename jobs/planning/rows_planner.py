@@ -110,10 +110,11 @@ class RowsPlanner:
 
     def _expanded(self, prompt: str | Sequence[int], shown: IllustratedPrompt) -> str | Sequence[int]:
         assert not isinstance(prompt, str)
-        if (problem := self._length_error(self.renderer.images.num_expanded(prompt, shown.grids))) is not None:
-            return problem
+        images = self.renderer.images
         try:
-            return self.renderer.images.expanded(prompt, shown.grids)
+            if (problem := self._length_error(images.num_expanded(prompt, shown.grids))) is not None:
+                return problem
+            return images.expanded(prompt, shown.grids)
         except InvalidRequestError as error:
             return str(error)
 

@@ -7,6 +7,7 @@ from ..model_folder import Raw
 from ..model_shape import ModelShape
 from . import (
     deepseek,
+    gemma3,
     gemma4,
     glm,
     gpt_oss,
@@ -59,7 +60,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Phi3ForCausalLM": llama.read_phi3,
     "Gemma2ForCausalLM": others.read_gemma2,
     "Gemma3ForCausalLM": others.read_gemma3,
-    "Gemma3ForConditionalGeneration": others.read_gemma3_text,
+    "Gemma3ForConditionalGeneration": gemma3.read_seeing_gemma3,
     "Gemma4ForCausalLM": gemma4.read_gemma4,
     "Gemma4ForConditionalGeneration": gemma4.read_gemma4_text,
     "Mistral3ForConditionalGeneration": mistral3.read_mistral3,

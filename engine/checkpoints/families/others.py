@@ -169,19 +169,15 @@ def _falcon_layer(raw: Raw, is_new: bool) -> FalconConfig:
     return FalconConfig(is_parallel, "input_layernorm", None if is_parallel else "post_attention_layernorm")
 
 
-# What a Gemma 3 that reads images may leave out in its `text_config`.
-_SEEING_GEMMA3 = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-    "tie_word_embeddings": True,
-}
-
-
-def read_gemma3_text(folder: Path, raw: Raw) -> ModelShape:
-    """The decoder of a Gemma 3 that reads images too, which are not supported: for text it is one like others."""
-    return read_language_model(folder, raw, {"gemma3_text": read_gemma3}, _SEEING_GEMMA3)
+# transformers calls its modules otherwise than the files that it writes, and some tools write these names.
+_OTHER_NAMES = (
+    ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    # SigLIP's, by transformers 4 and in the checkpoints of its time.
+    ("vision_tower.vision_model.", "vision_tower."),
+)
 
 
 def read_language_model(
@@ -201,4 +197,6 @@ def read_language_model(
         final_norm=f"{language}.norm",
         head="language_model.lm_head",
     )
-    return replace(shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."))
+    return replace(
+        shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."), other_names=_OTHER_NAMES
+    )

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -27,6 +29,7 @@ from transformers import (
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -42,6 +45,9 @@ IMAGE_TOKEN, VISION_START_TOKEN, VISION_END_TOKEN, END_TOKEN = range(256, 260)
 # By Mistral's names, in the same places.
 MISTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "</s>")
 ROW_END_TOKEN, IMAGE_END_TOKEN = 257, 258
+# By Gemma's, and newlines, each of which is one token as long as it is.
+GEMMA_TOKENS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>", "<end_of_turn>")
+NEWLINES = ("\n", "\n\n", "\n\n\n")
 VOCAB_SIZE = 272
 NUM_NEW_TOKENS = 20
 CHAT_TEMPLATE = (
@@ -158,6 +164,42 @@ def save_mistral3(folder: Path, **text: Any) -> Any:
     _saved(folder, model, PixtralImageProcessorPil(size={"longest_edge": 170}, patch_size=14))
     template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]").replace(END, "</s>")
     tokenizer(MISTRAL_TOKENS, template).save_pretrained(folder)
+    return model
+
+
+def save_gemma3(folder: Path, **text: Any) -> Any:
+    """A Gemma 3 whose images are 16 tokens, more than its window. `text`: as of `save_qwen3_vl`."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "rope_parameters"},
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            **text,
+        },
+        vision_config={**shape, "image_size": 112, "patch_size": 14, "vision_use_head": False},
+        mm_tokens_per_image=16,
+        image_token_index=IMAGE_TOKEN,
+        boi_token_index=IMAGE_TOKEN + 1,
+        eoi_token_index=IMAGE_TOKEN + 2,
+        eos_token_id=END_TOKEN,
+    )
+    model = Gemma3ForConditionalGeneration(_seeded(config))
+    with torch.no_grad():
+        # Zeros until it is trained.
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_(std=0.5)
+        # Against the head's being the embedding: it would say what it has read.
+        for layer in model.model.language_model.layers:
+            layer.post_attention_layernorm.weight.fill_(12.0)
+            layer.post_feedforward_layernorm.weight.fill_(12.0)
+    _saved(folder, model, Gemma3ImageProcessorPil(size={"height": 112, "width": 112}))
+    template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<start_of_image>")
+    fast = tokenizer(GEMMA_TOKENS, template.replace(END, "<end_of_turn>"))
+    fast.add_tokens([AddedToken(each, normalized=False) for each in NEWLINES])
+    fast.save_pretrained(folder)
     return model
 
 
@@ -293,3 +335,27 @@ class MistralOracle(Oracle):
 
     def hints(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {}
+
+
+class GemmaOracle(Oracle):
+    """The same of Gemma 3's, which is told whose tokens see each other."""
+
+    @cached_property
+    def processor(self) -> Any:
+        return Gemma3ImageProcessorPil.from_pretrained(self.folder)
+
+    def processed(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        return {"pixel_values": self.processor(images=list(images), return_tensors="pt")["pixel_values"]}
+
+    @torch.inference_mode()
+    def features(self, image: Image.Image) -> torch.Tensor:
+        output: torch.Tensor = self.model.model.get_image_features(**self.processed([image])).pooler_output
+        return output
+
+    def places(self, grid: Grid) -> list[int]:
+        """Between two newlines each."""
+        two = END_TOKEN + 2
+        return [two, IMAGE_TOKEN + 1, *[IMAGE_TOKEN] * grid.num_tokens, IMAGE_TOKEN + 2, two]
+
+    def hints(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"token_type_ids": (ids == IMAGE_TOKEN).int()}

@@ -16,7 +16,17 @@ from headrace.engine.vision.prompt_images import Piece, PromptImage
 from ..lora.adapters import ATTENTION, save_adapter
 from ..parallel.sharing import started_as_thread
 from ..running import run_all, token_ids
-from .seeing import MistralOracle, Oracle, png, save_mistral3, save_qwen3_5, save_qwen3_vl, save_seeing_model
+from .seeing import (
+    GemmaOracle,
+    MistralOracle,
+    Oracle,
+    png,
+    save_gemma3,
+    save_mistral3,
+    save_qwen3_5,
+    save_qwen3_vl,
+    save_seeing_model,
+)
 from .test_images_in_prompts import CAT, DOG, PROMPTS, answers, new_engine
 
 WAYS = {
@@ -43,7 +53,10 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "qwen3-vl-moe": save_mixture,
     "qwen3.5": save_with_states,
     "mistral3": save_mistral3,
+    # In a pipeline its images are where parts of a step would be cut.
+    "gemma3": save_gemma3,
 }
+ORACLES = {"mistral3": MistralOracle, "gemma3": GemmaOracle}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {},
     "chunked": {"max_num_batched_tokens": 13},
@@ -62,8 +75,7 @@ MIXED = [(model, list(WAYS)[shift % len(WAYS)]) for shift, model in enumerate(MO
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     folder = tmp_path_factory.mktemp("shared") / request.param
-    kind = MistralOracle if request.param == "mistral3" else Oracle
-    return kind(folder, MODELS[request.param](folder))
+    return ORACLES.get(request.param, Oracle)(folder, MODELS[request.param](folder))
 
 
 @pytest.fixture(scope="module")

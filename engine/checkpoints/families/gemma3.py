@@ -1,0 +1,124 @@
+"""The `config.json` of Gemma 3s that read images, as their reader finds it. Free of torch.
+
+It raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ModelError, shown
+from ..model_folder import Raw, at_fault
+from ..model_shape import ModelShape
+from ..scalars import number, numbers, positive, whole
+from ..vision_config import TOWER, ImageFrame, PoolConfig, VisionConfig, VisionNames, image_file, image_processor
+from .others import read_gemma3, read_language_model
+
+# What one that reads images may leave out in its `text_config`.
+_DECODER = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+}
+# As Pillow numbers them.
+_RESAMPLING: dict[Any, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
+_NAMES = VisionNames(
+    tower="vision_tower",
+    patches="embeddings.patch_embedding",
+    positions="embeddings.position_embedding",
+    blocks="encoder.layers",
+    norms=("layer_norm1", "layer_norm2"),
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.out_proj",
+    mlp=("fc1", "fc2"),
+)
+
+
+def read_seeing_gemma3(folder: Path, raw: Raw) -> ModelShape:
+    """Gemma 3 (arXiv 2503.19786): a decoder with SigLIP's tower (arXiv 2303.15343) in front."""
+    decoder = read_language_model(folder, raw, {"gemma3_text": read_gemma3}, _DECODER)
+    if not raw.get("vision_config"):
+        return decoder
+    vision = _read_tower(folder, raw, decoder)
+    vision.check(folder)
+    # What makes one vector of a whole image, which some have in their files, is no part of it.
+    return replace(decoder, vision=vision, unread_parts=("vision_tower.head.",))
+
+
+def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
+    tower = raw["vision_config"]
+    _require_tower(tower)
+    size = partial(positive, tower, within=TOWER)
+    side, patch_size = size("image_size", 224), size("patch_size", 16)
+    merge = _patches_per_token_side(side // patch_size, positive(raw, "mm_tokens_per_image", 256))
+    eps = number(tower, "layer_norm_eps", 1e-6, within=TOWER)
+    with at_fault(image_file(folder)):
+        images = image_processor(folder)
+        _require_whole_squares(images, side)
+        mean, std = numbers(images, "image_mean", (0.5,) * 3), numbers(images, "image_std", (0.5,) * 3)
+        resampling = _RESAMPLING[images.get("resample", 2)]
+    return VisionConfig(
+        image_token_id=whole(raw, "image_token_index" if "image_token_index" in raw else "image_token_id", 262_144),
+        depth=size("num_hidden_layers", 12),
+        hidden_size=size("hidden_size", 768),
+        intermediate_size=size("intermediate_size", 3072),
+        num_heads=size("num_attention_heads", 12),
+        out_hidden_size=decoder.hidden_size,
+        patch_size=patch_size,
+        temporal_patch_size=1,
+        spatial_merge_size=merge,
+        num_channels=size("num_channels", 3),
+        min_pixels=side**2,
+        max_pixels=side**2,
+        image_mean=mean,
+        image_std=std,
+        activation="gelu_tanh",
+        image_side=side,
+        resampling=resampling,
+        frame=ImageFrame(folder, whole(raw, "boi_token_index", 255_999), whole(raw, "eoi_token_index", 256_000)),
+        is_two_way=True,
+        has_layer_norms=True,
+        has_patch_biases=True,
+        norm_eps=eps,
+        has_final_norm=True,
+        rope_theta=None,
+        projector=PoolConfig(eps),
+        position_side=side // patch_size,
+        names=_NAMES,
+    )
+
+
+def _require_tower(tower: Raw) -> None:
+    """Refuse what is another tower."""
+    for name, found, allowed in (
+        ("model_type", tower.get("model_type", "siglip_vision_model"), "siglip_vision_model"),
+        ("hidden_act", tower.get("hidden_act", "gelu_pytorch_tanh"), "gelu_pytorch_tanh"),
+    ):
+        if found != allowed:
+            raise ModelError(f"unsupported vision_config.{name} {found!r}; supported: {allowed}")
+
+
+def _patches_per_token_side(patches: int, num_tokens: int) -> int:
+    """How many patches lie along a token's side, of so many along an image's, which becomes so many tokens."""
+    tokens = math.isqrt(num_tokens)
+    if tokens**2 != num_tokens or patches % tokens:
+        raise ModelError(
+            f"mm_tokens_per_image {num_tokens} must be a square of what divides the {patches} patches of a side"
+        )
+    return patches // tokens
+
+
+def _require_whole_squares(images: Mapping[str, Any], side: int) -> None:
+    """Refuse images that are made ready otherwise than as squares of so many pixels a side."""
+    if images.get("do_pan_and_scan"):
+        raise ModelError("do_pan_and_scan is set: images are shown whole, with no parts beside: set it to false")
+    size = images.get("size") or {"height": side, "width": side}
+    if not isinstance(size, Mapping) or (size.get("height"), size.get("width")) != (side, side):
+        raise ModelError(f"size is {shown(size)}, and must be the tower's: height and width of {side}")
+    if (found := images.get("resample", 2)) not in tuple(_RESAMPLING):
+        raise ModelError(f"unsupported resample {found!r}; supported: {', '.join(map(str, _RESAMPLING))}")
