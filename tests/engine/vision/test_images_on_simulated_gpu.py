@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kern
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.execution import memory_budget
+from headrace.engine.execution.largest_step import LargestStep
 from headrace.engine.llm import LLM, Prompt
 from headrace.engine.models import load_model
 from headrace.engine.sampling_params import SamplingParams
@@ -20,7 +21,7 @@ from headrace.engine.vision.image_files import scale
 from headrace.engine.vision.tower import VisionTower
 
 from ..execution.simulated_gpu import simulated_gpu
-from .seeing import IMAGE, VISION_END, VISION_START, picture
+from .seeing import IMAGE, VISION_END, VISION_START, picture, save_gemma3
 
 PLACE = f"{VISION_START}{IMAGE}{VISION_END}"
 OPTIONS: dict[str, Any] = {
@@ -56,6 +57,33 @@ def test_answers_are_the_cpus(qwen3, monkeypatch):
         assert sizes == [(4 * 32, 4 * 32)]
         assert generated(llm) == expected
         assert gpu.memory.used <= gpu.memory.total // 2
+
+
+def test_whose_tokens_see_all_of_an_image(tmp_path, monkeypatch):
+    """Whatever a step may have, it has all of an image, and memory for that."""
+    save_gemma3(tmp_path, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+    prompts: list[Prompt] = [
+        {"prompt": "A<start_of_image>?", "multi_modal_data": {"image": picture(56, 84)}},
+        {"prompt": "C."},
+    ]
+    options = {**OPTIONS, "max_model_len": 32, "cuda_graph_sizes": (2,)}
+
+    def generated(llm: LLM) -> list[tuple[int, ...]]:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+
+    expected = generated(LLM(tmp_path, **options, num_gpu_blocks_override=30, device="cpu"))
+    measured, forward = [], LargestStep.forward
+
+    def noted(self: LargestStep, *given: Any) -> Tensor:
+        measured.append(len(self.token_ids))
+        return forward(self, *given)
+
+    monkeypatch.setattr(LargestStep, "forward", noted)
+    monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    with simulated_gpu(monkeypatch, total_bytes=16 * 2**20):
+        llm = LLM(tmp_path, **options, device="cuda", gpu_memory_utilization=0.5)
+        assert measured == [8 + 16 - 1]
+        assert generated(llm) == expected
 
 
 @torch.inference_mode()
