@@ -1,13 +1,13 @@
 """The largest step there can be, by which a GPU's memory is measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...kernels.kv_cache import PADDING_SLOT
-from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.paged_attention import AttentionMetadata, Span
 from ...kernels.recurrent_states import StateSlots
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..config import EngineConfig
@@ -52,6 +52,12 @@ class LargestStep:
             ),
             num_logits=min(config.max_num_logits, num_tokens),
         )
+
+    def with_span(self, length: int) -> "LargestStep":
+        """The same where so many tokens see each other. They may be several sequences': none looks at more keys."""
+        context, table = self.attention.context_lens[0], self.attention.block_tables[0]
+        span = Span(0, min(length, context, len(self.token_ids)), context, table)
+        return replace(self, attention=replace(self.attention, spans=[span]))
 
     @torch.inference_mode()
     def forward(self, model: Decoder, kv_caches: Sequence[Tensor], states: StateMemory | None = None) -> Tensor:

@@ -174,6 +174,8 @@ class MemoryBudget:
             hidden = step.forward(decoder, kv_caches, states)
             forward_bytes = torch.cuda.max_memory_reserved(device) - before
             step.draw(decoder, hidden)
+            if self.max_uncut_tokens > 1:
+                step.with_span(self.max_uncut_tokens).forward(decoder, kv_caches)
             if decoder.vision is not None:
                 decoder.vision.encode_largest(max_model_len)
             torch.cuda.synchronize(device)

@@ -75,14 +75,14 @@ def test_whose_tokens_see_all_of_an_image(tmp_path, monkeypatch):
     measured, forward = [], LargestStep.forward
 
     def noted(self: LargestStep, *given: Any) -> Tensor:
-        measured.append(len(self.token_ids))
+        measured.append((len(self.token_ids), [(span.length, span.end) for span in self.attention.spans]))
         return forward(self, *given)
 
     monkeypatch.setattr(LargestStep, "forward", noted)
     monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
     with simulated_gpu(monkeypatch, total_bytes=16 * 2**20):
         llm = LLM(tmp_path, **options, device="cuda", gpu_memory_utilization=0.5)
-        assert measured == [8 + 16 - 1]
+        assert measured == [(8 + 16 - 1, []), (8 + 16 - 1, [(16, 32)])]
         assert generated(llm) == expected
 
 
