@@ -19,20 +19,22 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 class VisionNames:
     """What a checkpoint calls a tower, and below it its blocks, their parts, and the norm and matrices of a merger.
 
-    `qkv`: one name where queries, keys and values are one matrix. `mlp`: gate, up and down, or in and out where nothing
-    gates; `mlp_module`: what they are below.
+    `norms`: those before attention and MLP, or, where there are more, those before and behind each. `qkv`: one name
+    where queries, keys and values are one matrix. `mlp`: gate, up and down, or in and out where nothing gates;
+    `mlp_module`: what they are below.
     """
 
     tower: str = "visual"
     patches: str = "patch_embed.proj"
     blocks: str = "blocks"
-    norms: tuple[str, str] = ("norm1", "norm2")
+    norms: tuple[str, ...] = ("norm1", "norm2")
     qkv: tuple[str, ...] = ("attn.qkv",)
     output: str = "attn.proj"
     mlp_module: str = "mlp"
     mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")
     positions: str = "pos_embed"
+    projector: str = "multi_modal_projector"
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,15 @@ class RowEnds:
 
 @dataclass(frozen=True)
 class ImageFrame:
-    """The tokens around an image's: two newlines and `start`, `end` and two newlines. Prompts come with `start` alone.
+    """The tokens around an image's, `start` and `end`. Positions in a prompt count tokens then, as without images.
 
-    `folder`: whose tokenizer has newlines, as many as there are side by side as one token. Positions in a prompt count
-    tokens then, as without images.
+    `newlines`: two newlines stand around these, in whose place `start` alone comes; this folder's tokenizer has as many
+    as there are side by side as one token.
     """
 
-    folder: Path
     start: int
     end: int
+    newlines: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,18 @@ class ProjectorConfig:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """What makes an image's tokens of Gemma's tower: the mean of their patches, a norm, and a matrix."""
+    """What makes an image's tokens of Gemma 3's tower: the mean of their patches, a norm, and a matrix."""
 
     norm_eps: float
+
+
+@dataclass(frozen=True)
+class ScaledPoolConfig:
+    """The same of Gemma 4's, where the mean is multiplied by the root of its size; then, where it `is_standardized`,
+    something is taken off each number, and what is left multiplied. The norm has no weights.
+    """
+
+    is_standardized: bool
 
 
 @dataclass(frozen=True)
@@ -102,11 +113,15 @@ class VisionConfig:
     activation: Literal["silu", "gelu", "gelu_tanh", "quick_gelu"] = "silu"
     longest_edge: int | None = None
     image_side: int | None = None
+    # All images are scaled to about `max_pixels`.
+    fills_pixels: bool = False
     resampling: Literal["bicubic", "bilinear"] = "bicubic"
     row_ends: RowEnds | None = None
     frame: ImageFrame | None = None
-    # The decoder's layers let an image's tokens see all of it, not those before them alone.
-    is_two_way: bool = False
+    # The decoder's layers that let an image's tokens see all of it, not those before them alone.
+    two_way_layers: Literal["all", "windows"] | None = None
+    # What stands for an image's token where each layer has an input of its own for tokens.
+    layer_input_token_id: int = 0
     # Layers attend within windows of so many pixels, but for some; None: all attend to the whole image.
     window_size: int | None = None
     full_attention_layers: frozenset[int] = frozenset()
@@ -116,6 +131,12 @@ class VisionConfig:
     norm_eps: float = 1e-6
     # Attention's and MLPs' matrices have biases.
     has_biases: bool = True
+    # Inputs and outputs of the blocks' matrices are kept within limits that the checkpoint has.
+    has_limits: bool = False
+    # A patch's channels come last.
+    has_channels_last: bool = False
+    # Heads of queries and keys have norms, those of values too, without weights; nothing scales scores then.
+    has_head_norms: bool = False
     # Patches have a norm before the first block, or behind the last one.
     has_patch_norm: bool = False
     has_final_norm: bool = False
@@ -123,10 +144,13 @@ class VisionConfig:
     rope_theta: float | None = 1e4
     # Frequencies turn by rows and columns in turns, not each by both.
     has_frequencies_in_turns: bool = False
+    # Columns turn a head's first half by itself, and rows its second.
+    has_axes_apart: bool = False
     # None: a merger makes tokens.
-    projector: ProjectorConfig | PoolConfig | None = None
-    # Patches' positions are learned as well, for a square with so many a side.
+    projector: ProjectorConfig | PoolConfig | ScaledPoolConfig | None = None
+    # Patches' positions are learned as well, for a square with so many a side, or for so many columns and rows.
     position_side: int | None = None
+    num_axis_positions: int | None = None
     # What comes out of these layers is merged too, and added to what comes out of as many of the decoder's first ones.
     deepstack_layers: tuple[int, ...] = ()
     names: VisionNames = VisionNames()
@@ -149,7 +173,11 @@ class VisionConfig:
     @property
     def place_token_id(self) -> int:
         """The token of a prompt that an image's tokens are to be put in the place of."""
-        return self.image_token_id if self.frame is None else self.frame.start
+        return self.frame.start if self.frame is not None and self.frame.newlines is not None else self.image_token_id
+
+    @property
+    def is_two_way(self) -> bool:
+        return self.two_way_layers is not None
 
     @property
     def counts_tokens(self) -> bool:

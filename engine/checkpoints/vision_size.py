@@ -1,6 +1,6 @@
 """How many weights a vision tower has, by its description alone. Free of torch."""
 
-from .vision_config import PoolConfig, VisionConfig
+from .vision_config import PoolConfig, ScaledPoolConfig, VisionConfig
 
 
 def num_vision_weights(vision: VisionConfig) -> int:
@@ -11,9 +11,11 @@ def num_vision_weights(vision: VisionConfig) -> int:
     mlp = len(into) * inner * (size + biases) + size * (inner + biases)
     attention = 4 * size * (size + biases)
     patches = size * (vision.patch_values + vision.has_patch_biases) + size * vision.has_patch_norm
-    positions = size * (vision.position_side or 0) ** 2
-    norms = (2 * vision.depth + vision.has_final_norm) * _num_norm_weights(vision, size)
-    blocks = vision.depth * (attention + mlp) + norms
+    positions = size * ((vision.position_side or 0) ** 2 + 2 * (vision.num_axis_positions or 0))
+    norms = (len(vision.names.norms) * vision.depth + vision.has_final_norm) * _num_norm_weights(vision, size)
+    of_heads = 2 * size // vision.num_heads if vision.has_head_norms else 0
+    limits = 4 * (4 + len(vision.names.mlp)) if vision.has_limits else 0
+    blocks = vision.depth * (attention + mlp + of_heads + limits) + norms
     return patches + positions + blocks + _num_token_weights(vision)
 
 
@@ -22,6 +24,8 @@ def _num_token_weights(vision: VisionConfig) -> int:
     size, out = vision.hidden_size, vision.out_hidden_size
     if isinstance(vision.projector, PoolConfig):
         return size + size * out
+    if isinstance(vision.projector, ScaledPoolConfig):
+        return 2 * size * vision.projector.is_standardized + size * out
     if (projector := vision.projector) is not None:
         return size + size * vision.merged_size + out * (size + out + 2 * projector.has_biases)
     return _num_merger_weights(vision, size) + len(vision.deepstack_layers) * _num_merger_weights(

@@ -49,7 +49,8 @@ def _span(attention: AttentionMetadata, piece: Piece) -> Span:
     assert piece.last == piece.image.grid.num_tokens, "an image is cut"
     row, length = bisect_right(attention.query_starts, piece.place) - 1, piece.last - piece.first
     num_behind = attention.query_starts[row] + attention.query_lens[row] - piece.place - length
-    return Span(piece.place, length, attention.context_lens[row] - num_behind, attention.block_tables[row])
+    end, in_windows = attention.context_lens[row] - num_behind, piece.image.config.two_way_layers == "windows"
+    return Span(piece.place, length, end, attention.block_tables[row], in_windows)
 
 
 def with_image_offsets(batch: Batch, decodes: DecodeRows) -> Batch:

@@ -53,10 +53,10 @@ class LargestStep:
             num_logits=min(config.max_num_logits, num_tokens),
         )
 
-    def with_span(self, length: int) -> "LargestStep":
+    def with_span(self, length: int, in_windows: bool) -> "LargestStep":
         """The same where so many tokens see each other. They may be several sequences': none looks at more keys."""
         context, table = self.attention.context_lens[0], self.attention.block_tables[0]
-        span = Span(0, min(length, context, len(self.token_ids)), context, table)
+        span = Span(0, min(length, context, len(self.token_ids)), context, table, in_windows)
         return replace(self, attention=replace(self.attention, spans=[span]))
 
     @torch.inference_mode()

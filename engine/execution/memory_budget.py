@@ -11,6 +11,7 @@ import torch
 from ...kernels.paged_attention import AttentionMetadata, plan_bytes
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import KEPT_STATES, state_bytes
+from ..checkpoints.vision_config import VisionConfig
 from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
@@ -86,7 +87,7 @@ class MemoryBudget:
     """What a model, or the share of it that one of `ranks` has, gets of the memory of its device.
 
     `dtype`: the weights' and the states'. `second`: what a model beside it takes that is loaded already.
-    `max_uncut_tokens`: see `VisionConfig`; also of a share that sees nothing.
+    `vision`: the whole model's, also of a share that sees nothing.
     """
 
     model: ModelConfig
@@ -96,7 +97,7 @@ class MemoryBudget:
     device: torch.device
     second: SecondModel = NO_SECOND_MODEL
     ranks: Ranks = ALONE
-    max_uncut_tokens: int = 1
+    vision: VisionConfig | None = None
 
     def stated_num_blocks(self) -> int | None:
         """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say.
@@ -170,12 +171,13 @@ class MemoryBudget:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_reserved(device)
         with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
-            step = LargestStep.of(config, max_model_len, device, num_beyond=self.max_uncut_tokens - 1)
+            max_uncut = 1 if self.vision is None else self.vision.max_uncut_tokens
+            step = LargestStep.of(config, max_model_len, device, num_beyond=max_uncut - 1)
             hidden = step.forward(decoder, kv_caches, states)
             forward_bytes = torch.cuda.max_memory_reserved(device) - before
             step.draw(decoder, hidden)
-            if self.max_uncut_tokens > 1:
-                step.with_span(self.max_uncut_tokens).forward(decoder, kv_caches)
+            if self.vision is not None and self.vision.is_two_way:
+                step.with_span(max_uncut, self.vision.two_way_layers == "windows").forward(decoder, kv_caches)
             if decoder.vision is not None:
                 decoder.vision.encode_largest(max_model_len)
             torch.cuda.synchronize(device)

@@ -66,14 +66,14 @@ class ModelRunner:
         warn_of_widened_weights(model_config.quantization, self.dtype, self.device)
         self.vocab_size = model_config.vocab_size
         windows = model_config.sliding_windows
-        max_uncut_tokens = 1 if model_config.vision is None else model_config.vision.max_uncut_tokens
-        # What is not to be cut may be more than a window leaves room for.
-        keeps_all = None in windows or max_uncut_tokens > 1
+        vision = model_config.vision
+        # An image that is not to be cut may be more than a window leaves room for.
+        keeps_all = None in windows or (vision is not None and vision.is_two_way)
         self.sliding_window = None if keeps_all else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
         self._num_stages = ranks.num_stages
         share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
-        budget = MemoryBudget(share, config, self.dtype, kv_dtype, self.device, second, ranks, max_uncut_tokens)
+        budget = MemoryBudget(share, config, self.dtype, kv_dtype, self.device, second, ranks, vision)
         stated_num_blocks = budget.stated_num_blocks()
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)

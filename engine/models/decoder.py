@@ -201,9 +201,9 @@ class Decoder:
         """
         # The embedding is the first branch that joins the residual stream.
         branch = self._opening(token_ids)
-        inputs = None if self._layer_inputs is None else self._layer_inputs(token_ids, branch)
         if images is not None and self.stage.is_first:
             images.put(branch)
+        inputs = self._inputs(token_ids, branch, images)
         residual = torch.zeros_like(branch)
         if positions.ndim == 2 and not self.config.mrope_axes:
             # Of tokens, whatever images there are.
@@ -245,6 +245,14 @@ class Decoder:
             return self.embed(token_ids)
         room = torch.empty(len(token_ids), self.config.hidden_size, dtype=self.dtype, device=self._device)
         return self._ranks.take_over(room)
+
+    def _inputs(self, token_ids: Tensor, embedded: Tensor, images: SeenImages | None) -> Tensor | None:
+        """Each layer's own, of a model whose layers have some."""
+        if self._layer_inputs is None:
+            return None
+        if images is not None and self.vision is not None:
+            token_ids = images.hide(token_ids, self.vision.config.layer_input_token_id)
+        return self._layer_inputs(token_ids, embedded)
 
     def _factors(self, table: Tensor, positions: Tensor) -> Tensor:
         """[2, num_tokens, rotary_dim / 2]: the positions' cosines and sines."""

@@ -46,6 +46,13 @@ class SeenImages:
         for place, vectors in self.parts:
             embedded[place : place + vectors.shape[1]] = vectors[0]
 
+    def hide(self, token_ids: Tensor, other: int) -> Tensor:
+        """The tokens with this one in the place of each of the images'."""
+        hidden = token_ids.clone()
+        for place, vectors in self.parts:
+            hidden[place : place + vectors.shape[1]] = other
+        return hidden
+
     def add(self, layer: int, hidden: Tensor) -> None:
         """Add, in place, what belongs to what comes out of the decoder's layer of this index, if anything does."""
         for place, vectors in self.parts:

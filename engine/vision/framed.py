@@ -1,4 +1,4 @@
-"""Images between newlines in a prompt's tokens, as Gemma's are. Free of torch."""
+"""Images between tokens of their own in a prompt's, and between newlines, as Gemma's are. Free of torch."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,10 @@ def framed(token_ids: Sequence[int], grids: Iterator[Grid], vision: VisionConfig
     """
     frame = vision.frame
     assert frame is not None
-    numbers = _newline_tokens(frame.folder)
+    numbers: Mapping[int, int] = {}
+    num_around = 0
+    if frame.newlines is not None:
+        numbers, num_around = _newline_tokens(frame.newlines), _NUM_NEWLINES
     tokens = array("i")
     # Since the last token that is no newline: those of the text as they came, and how many an image adds.
     held: list[int] = []
@@ -31,13 +34,13 @@ def framed(token_ids: Sequence[int], grids: Iterator[Grid], vision: VisionConfig
         if token in numbers:
             held.append(token)
             continue
-        if token == frame.start:
-            num_added += _NUM_NEWLINES
+        if token == vision.place_token_id:
+            num_added += num_around
         tokens.extend(_joined(held, num_added, numbers))
         held, num_added = [], 0
-        if token == frame.start:
+        if token == vision.place_token_id:
             tokens.extend((frame.start, *[vision.image_token_id] * next(grids).num_tokens, frame.end))
-            num_added = _NUM_NEWLINES
+            num_added = num_around
         else:
             tokens.append(token)
     tokens.extend(_joined(held, num_added, numbers))

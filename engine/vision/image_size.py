@@ -49,7 +49,7 @@ def check_size(height: int, width: int) -> None:
 def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
     """The height and width that an image is scaled to: multiples of a token's, its shape mostly kept.
 
-    The rule of Qwen2-VL's `smart_resize`, or Pixtral's; of Gemma a square, whatever the shape.
+    The rule of Qwen2-VL's `smart_resize`, or Pixtral's; of Gemma 3 a square, whatever the shape.
     """
     factor = config.factor
     if config.image_side is not None:
@@ -58,6 +58,8 @@ def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
         shrink = max(max(height, width) / config.longest_edge, 1)
         height, width = (max(math.floor(side / shrink), 1) for side in (height, width))
         return -(-height // factor) * factor, -(-width // factor) * factor
+    if config.fills_pixels:
+        return _filling(height, width, config)
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     if new_height * new_width > config.max_pixels:
         shrink = math.sqrt(height * width / config.max_pixels)
@@ -67,3 +69,15 @@ def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
         grow = math.sqrt(config.min_pixels / (height * width))
         new_height, new_width = (math.ceil(side * grow / factor) * factor for side in (height, width))
     return new_height, new_width
+
+
+def _filling(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
+    """Gemma 4's rule: as large as it may be, both sides rounded down; a side of nothing becomes one token's."""
+    factor = config.factor
+    grow = math.sqrt(config.max_pixels / (height * width))
+    rows, columns = (math.floor(side * grow / factor) for side in (height, width))
+    if not rows:
+        rows, columns = 1, min(width // height, config.max_tokens)
+    elif not columns:
+        rows, columns = min(height // width, config.max_tokens), 1
+    return rows * factor, columns * factor

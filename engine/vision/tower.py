@@ -25,9 +25,11 @@ class VisionTower:
         self._dtype, self._device = dtype, device
         blank, size = BlankTower(config, dtype, device), config.hidden_size
         patch = (config.num_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
-        self._patches = blank.empty(size, *patch)
+        self._patches = blank.empty(size, *((config.patch_values,) if config.has_channels_last else patch))
         self._patch_biases = blank.empty(size) if config.has_patch_biases else None
         self._positions = None if config.position_side is None else blank.empty(config.position_side**2, size)
+        axes = config.num_axis_positions
+        self._axis_positions = None if axes is None else blank.empty(2, axes, size)
         self._patch_norm = blank.norm(size) if config.has_patch_norm else None
         self._blocks = [Block(blank, index) for index in range(config.depth)]
         self._final_norm = blank.norm(size) if config.has_final_norm else None
@@ -59,6 +61,10 @@ class VisionTower:
         x = linear(patches, self._patches.flatten(1), self._patch_biases)
         if self._positions is not None:
             x = x + self._learned_positions(self._positions, grid)
+        if self._axis_positions is not None:
+            of_columns, of_rows = self._axis_positions
+            y, x_axis = self._places(grid).unbind(1)
+            x = x + (of_columns[x_axis] + of_rows[y])
         if self._patch_norm is not None:
             x = self._patch_norm(x)
         x = _reordered(x, order)
@@ -101,6 +107,8 @@ class VisionTower:
         height, width = (side // config.factor for side in pixels.shape[:2])
         parts = normed.reshape(-1, height, merge, size, width, merge, size)
         # channel, row, row in the token, y, column, column in the token, x
+        if config.has_channels_last:
+            return parts.permute(1, 4, 2, 5, 3, 6, 0).reshape(-1, config.patch_values)
         frames = parts.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
         frames = frames.expand(*frames.shape[:5], config.temporal_patch_size, *frames.shape[6:])
         return frames.reshape(-1, config.patch_values)
@@ -119,15 +127,22 @@ class VisionTower:
 
     def _rotary(self, frequencies: Tensor, grid: Grid, order: Tensor) -> Rotary:
         """Of the patches' places, window after window."""
+        angles = self._places(grid)[..., None].float() * frequencies
+        # A head's parts: columns' and rows', or all of it.
+        angles = angles.flip(1) if self.config.has_axes_apart else angles.flatten(1)[:, None]
+        angles = _reordered(torch.cat((angles, angles), dim=-1).flatten(1), order).view(
+            len(angles), 1, *angles.shape[1:2], -1
+        )
+        return Rotary(angles.cos(), angles.sin())
+
+    def _places(self, grid: Grid) -> Tensor:
+        """[num_patches, 2] int64: each patch's row and column, token after token."""
         merge = self.config.spatial_merge_size
         sides = [torch.arange(side * merge, device=self._device) for side in grid]
         y, x = (side.view(-1, merge) for side in sides)
         shape = (grid.rows, grid.columns, merge, merge)
         places = torch.stack((y[:, None, :, None].expand(shape), x[None, :, None, :].expand(shape)), dim=-1)
-        angles = places.flatten(0, 3)[..., None].float() * frequencies
-        angles = _reordered(angles.flatten(1), order)
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
-        return Rotary(angles.cos(), angles.sin())
+        return places.flatten(0, 3)
 
     @property
     def num_parameters(self) -> int:
@@ -143,11 +158,13 @@ class VisionTower:
             yield from self._patch_norm.weight_slots(f"{name}.ln_pre")
         if self._positions is not None:
             yield WeightSlot(f"{name}.{names.positions}.weight", self._positions)
+        if self._axis_positions is not None:
+            yield WeightSlot(f"{name}.{names.positions}", self._axis_positions)
         for index, block in enumerate(self._blocks):
             yield from block.weight_slots(f"{name}.{names.blocks}.{index}")
         if self._final_norm is not None:
             yield from self._final_norm.weight_slots(f"{name}.post_layernorm")
-        prefix = f"{name}.merger" if isinstance(self._merger, Merger) else "multi_modal_projector"
+        prefix = f"{name}.merger" if isinstance(self._merger, Merger) else names.projector
         yield from self._merger.weight_slots(prefix)
         for number, merger in enumerate(self._deepstack.values()):
             yield from merger.weight_slots(f"{name}.deepstack_merger_list.{number}")

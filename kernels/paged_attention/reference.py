@@ -52,7 +52,7 @@ def paged_attention_with_lse(
         # Of the last token that each one sees.
         last = positions.clone()
         for span in metadata.spans:
-            if start <= span.start < start + length:
+            if start <= span.start < start + length and not (span.in_windows and sliding_window is None):
                 last[span.start - start : span.start - start + span.length] = span.end - 1
         visible = key_positions <= last
         if sliding_window is not None:

@@ -21,13 +21,14 @@ _MAX_SCORES = 2**24
 class Span:
     """Tokens that see each other: `length` of a batch's, from `start` on, of one sequence.
 
-    They end before the position `end` of it, whose blocks are `block_table`.
+    They end before the position `end` of it, whose blocks are `block_table`. `in_windows`: only where there are any.
     """
 
     start: int
     length: int
     end: int
     block_table: Sequence[int]
+    in_windows: bool = False
     _views: "dict[int | None, _View]" = field(default_factory=dict, compare=False, repr=False)
 
     def view(self, block_size: int, sliding_window: int | None, device: torch.device) -> "_View":
@@ -76,6 +77,8 @@ def attend_both_ways(
     Of tokens before a span each sees those that a window leaves it, and all of the span that are behind it.
     """
     for span in spans:
+        if span.in_windows and sliding_window is None:
+            continue
         view = span.view(key_cache.shape[1], sliding_window, query.device)
         caches = ((key_cache, kv_scales.key), (value_cache, kv_scales.value))
         keys, values = (gathered(cache, view.blocks, factor).flatten(0, 1)[: view.num_keys] for cache, factor in caches)

@@ -19,8 +19,9 @@ from .attention_cases import MIXED, Case
 from .fp8_cases import SCALES, in_fp8, with_nan_beyond
 from .tolerances import DTYPES, assert_close
 
-# Of the fourth sequence two, the last of which ends before its last token; of the seventh all that is new.
-PLACES = ((3, 2, 9), (3, 20, 12), (6, 0, 17))
+# Of the fourth sequence two, the last of which ends before its last token; of the seventh all that is new, where there
+# are windows.
+PLACES = ((3, 2, 9, False), (3, 20, 12, False), (6, 0, 17, True))
 
 
 def with_spans(case: Case) -> Case:
@@ -31,8 +32,9 @@ def with_spans(case: Case) -> Case:
             length,
             layout.context_lens[row] - layout.query_lens[row] + first + length,
             layout.block_tables[row],
+            in_windows,
         )
-        for row, first, length in PLACES
+        for row, first, length, in_windows in PLACES
     ]
     return replace(case, metadata=replace(layout, spans=spans))
 
@@ -71,11 +73,12 @@ def test_against_the_reference(dtype, window, has_more, monkeypatch):
     assert_close(paged_attention(*given, *more), paged_attention_reference(*given, *more))
 
 
-def test_nobody_else_sees_more():
+@pytest.mark.parametrize("window", [None, 1000])
+def test_nobody_else_sees_more(window):
     case = Case.build(MIXED)
-    is_other = (with_spans(case).run() - case.run()).abs().flatten(1).amax(1) > 1e-4
+    is_other = (with_spans(case).run(window) - case.run(window)).abs().flatten(1).amax(1) > 1e-4
     expected = torch.zeros_like(is_other)
-    for span in with_spans(case).metadata.spans:
+    for span in with_spans(case).metadata.spans[: 2 if window is None else 3]:
         # Behind the last one of each is nothing of it.
         expected[span.start : span.start + span.length - 1] = True
     assert is_other.tolist() == expected.tolist()

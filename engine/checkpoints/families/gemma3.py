@@ -80,8 +80,10 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
         activation="gelu_tanh",
         image_side=side,
         resampling=resampling,
-        frame=ImageFrame(folder, whole(raw, "boi_token_index", 255_999), whole(raw, "eoi_token_index", 256_000)),
-        is_two_way=True,
+        frame=ImageFrame(
+            whole(raw, "boi_token_index", 255_999), whole(raw, "eoi_token_index", 256_000), newlines=folder
+        ),
+        two_way_layers="all",
         has_layer_norms=True,
         has_patch_biases=True,
         norm_eps=eps,

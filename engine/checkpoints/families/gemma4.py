@@ -1,4 +1,4 @@
-"""The `config.json` of Gemma 4, as its readers find it. Free of torch.
+"""The `config.json` of Gemma 4's decoders, as their readers find it. Free of torch.
 
 Each raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
 """
@@ -24,6 +24,8 @@ _DEFAULTS = {
     "hidden_size_per_layer_input": 256,
     "vocab_size_per_layer_input": 262_144,
 }
+# What it sees with, in the names of its tensors.
+EYES = ("model.vision_tower.", "model.embed_vision.")
 # Of a mixture: behind the MLP beside it, before the experts, and behind them.
 _MIXTURE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 _INPUT_NORMS = ("post_per_layer_input_norm",)
@@ -44,7 +46,7 @@ def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
             **raw,
             "attn_logit_softcapping": None,
             "rope_parameters": None,
-            # Images' tokens may look ahead, which are not supported.
+            # It is of images' tokens alone.
             "use_bidirectional_attention": None,
         },
     )
@@ -73,11 +75,11 @@ def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
 
 
 def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
-    """The decoder of a Gemma 4 that takes images, audio and video too, none of which is supported."""
+    """The decoder of a Gemma 4 that takes images, audio and video too."""
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", raw["text_config"].get("tie_word_embeddings", True))}
     shape = read_gemma4(folder, {**decoder_fields(raw), **tied}, "model.language_model")
-    others = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
-    return replace(shape, unread_parts=shape.unread_parts + others)
+    others = ("model.audio_tower.", "model.embed_audio.")
+    return replace(shape, unread_parts=(*shape.unread_parts, *EYES, *others))
 
 
 def _layer_inputs(raw: Raw) -> LayerInputsConfig | None:

@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -30,6 +32,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -203,6 +206,43 @@ def save_gemma3(folder: Path, **text: Any) -> Any:
     return model
 
 
+def save_gemma4(folder: Path, tower: dict[str, Any], **text: Any) -> Any:
+    """A Gemma 4 whose images are up to 70 tokens of 12x12 pixels. `text`, `tower`: further fields of both."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 44}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    config = Gemma4Config(
+        text_config={
+            **{name: value for name, value in _TEXT.items() if name != "rope_parameters"},
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "pad_token_id": 3,
+            **text,
+        },
+        vision_config={**shape, **heads, "patch_size": 4, "position_embedding_size": 210, **tower},
+        image_token_id=IMAGE_TOKEN,
+        boi_token_id=IMAGE_TOKEN + 1,
+        eoi_token_id=IMAGE_TOKEN + 2,
+        eos_token_id=END_TOKEN,
+        tie_word_embeddings=False,
+    )
+    model = Gemma4ForConditionalGeneration(_seeded(config))
+    with torch.no_grad():
+        for name, limit in model.model.vision_tower.named_buffers():
+            if name.endswith(("_min", "_max")):
+                limit.fill_((1 if name.endswith("max") else -1) * (1 + torch.rand(()).item()))
+            elif name in ("std_bias", "std_scale"):
+                limit.copy_(1 + torch.rand_like(limit))
+    processor = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
+    _saved(folder, model, processor)
+    template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image|>")
+    names = ("<|image|>", "<|image>", "<image|>", "<turn|>")
+    tokenizer(names, template.replace(END, "<turn|>")).save_pretrained(folder)
+    return model
+
+
 def _seeded(config: Any) -> Any:
     torch.manual_seed(1)
     return config
@@ -359,3 +399,22 @@ class GemmaOracle(Oracle):
 
     def hints(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"token_type_ids": (ids == IMAGE_TOKEN).int()}
+
+
+class Gemma4Oracle(Oracle):
+    """The same of Gemma 4's."""
+
+    @cached_property
+    def processor(self) -> Any:
+        return Gemma4ImageProcessorPil.from_pretrained(self.folder)
+
+    def processed(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        shown = self.processor(images=list(images), return_tensors="pt")
+        return {name: shown[name] for name in ("pixel_values", "image_position_ids")}
+
+    @torch.inference_mode()
+    def features(self, image: Image.Image) -> torch.Tensor:
+        return torch.stack(list(self.model.model.get_image_features(**self.processed([image])).pooler_output))
+
+    def places(self, grid: Grid) -> list[int]:
+        return [IMAGE_TOKEN + 1, *[IMAGE_TOKEN] * grid.num_tokens, IMAGE_TOKEN + 2]

@@ -238,7 +238,7 @@ def test_places_that_are_not_the_images(gemma, tmp_path):
         reader.num_expanded([65, 257], [Grid(4, 4)] * 2)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 1}}}))
     with pytest.raises(InvalidRequestError, match="has no token for a newline"):
-        framed([257], iter([Grid(4, 4)]), replace(gemma.vision, frame=ImageFrame(tmp_path, 257, 258)))
+        framed([257], iter([Grid(4, 4)]), replace(gemma.vision, frame=ImageFrame(257, 258, newlines=tmp_path)))
 
 
 def test_adapters(gemma, expected, tmp_path):

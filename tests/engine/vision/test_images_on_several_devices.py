@@ -17,11 +17,13 @@ from ..lora.adapters import ATTENTION, save_adapter
 from ..parallel.sharing import started_as_thread
 from ..running import run_all, token_ids
 from .seeing import (
+    Gemma4Oracle,
     GemmaOracle,
     MistralOracle,
     Oracle,
     png,
     save_gemma3,
+    save_gemma4,
     save_mistral3,
     save_qwen3_5,
     save_qwen3_vl,
@@ -46,6 +48,11 @@ def save_with_states(folder: Path) -> Any:
     return save_qwen3_5(folder, layer_types=["linear_attention", "full_attention"] * 2)
 
 
+def save_large_gemma4(folder: Path) -> Any:
+    """Only its layers with windows see all of an image."""
+    return save_gemma4(folder, {}, hidden_size_per_layer_input=0, use_bidirectional_attention="vision")
+
+
 # Gates and ups of the first one's tower have the names of a decoder's.
 MODELS: dict[str, Callable[[Path], Any]] = {
     "qwen2.5-vl": save_seeing_model,
@@ -55,8 +62,9 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "mistral3": save_mistral3,
     # In a pipeline its images are where parts of a step would be cut.
     "gemma3": save_gemma3,
+    "gemma4": save_large_gemma4,
 }
-ORACLES = {"mistral3": MistralOracle, "gemma3": GemmaOracle}
+ORACLES = {"mistral3": MistralOracle, "gemma3": GemmaOracle, "gemma4": Gemma4Oracle}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {},
     "chunked": {"max_num_batched_tokens": 13},
