@@ -57,17 +57,7 @@ class VisionTower:
         side = max(grid) if config.window_size is None else config.window_size // config.factor
         windows = Windows.of(grid, side, config.spatial_merge_size**2)
         order = windows.order.to(self._device)
-        patches = self.patches(pixels.to(self._device)).to(self._dtype)
-        x = linear(patches, self._patches.flatten(1), self._patch_biases)
-        if self._positions is not None:
-            x = x + self._learned_positions(self._positions, grid)
-        if self._axis_positions is not None:
-            of_columns, of_rows = self._axis_positions
-            y, x_axis = self._places(grid).unbind(1)
-            x = x + (of_columns[x_axis] + of_rows[y])
-        if self._patch_norm is not None:
-            x = self._patch_norm(x)
-        x = _reordered(x, order)
+        x = _reordered(self._embedded(pixels, grid), order)
         layout = Layout(windows, None if self._frequencies is None else self._rotary(self._frequencies, grid, order))
         levels = self._empty(grid)
         deep = iter(levels[1:])
@@ -94,6 +84,18 @@ class VisionTower:
     def _empty(self, grid: Grid) -> Tensor:
         shape = (self.config.num_levels, grid.num_tokens, self.config.out_hidden_size)
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _embedded(self, pixels: Tensor, grid: Grid) -> Tensor:
+        """What patches are to the first block, token after token: [num_patches, hidden_size]."""
+        patches = self.patches(pixels.to(self._device)).to(self._dtype)
+        x = linear(patches, self._patches.flatten(1), self._patch_biases)
+        if self._positions is not None:
+            x = x + self._learned_positions(self._positions, grid)
+        if self._axis_positions is not None:
+            of_columns, of_rows = self._axis_positions
+            rows, columns = self._places(grid).unbind(1)
+            x = x + (of_columns[columns] + of_rows[rows])
+        return x if self._patch_norm is None else self._patch_norm(x)
 
     def patches(self, pixels: Tensor) -> Tensor:
         """[num_patches, patch_values] float32: normalised, token after token, and in each row by row.
@@ -130,9 +132,8 @@ class VisionTower:
         angles = self._places(grid)[..., None].float() * frequencies
         # A head's parts: columns' and rows', or all of it.
         angles = angles.flip(1) if self.config.has_axes_apart else angles.flatten(1)[:, None]
-        angles = _reordered(torch.cat((angles, angles), dim=-1).flatten(1), order).view(
-            len(angles), 1, *angles.shape[1:2], -1
-        )
+        angles = torch.cat((angles, angles), dim=-1)
+        angles = _reordered(angles.flatten(1), order).view(len(angles), 1, *angles.shape[1:])
         return Rotary(angles.cos(), angles.sin())
 
     def _places(self, grid: Grid) -> Tensor:
