@@ -9,8 +9,13 @@ from gpu_table import Line
 from torch import Tensor
 
 from headrace.kernels.activation.triton import silu_and_mul_triton
+from headrace.kernels.linear import RowFormat
 from headrace.kernels.linear.triton import quantize_rows_triton
-from headrace.kernels.norm_rotary.triton import add_rms_norm_triton, rotate_and_write_triton
+from headrace.kernels.norm_rotary.triton import (
+    add_rms_norm_quantized_triton,
+    add_rms_norm_triton,
+    rotate_and_write_triton,
+)
 from headrace.kernels.sampling.triton import likeliest_tokens_triton, sample_tokens_triton
 
 
@@ -40,6 +45,12 @@ def _streaming(sizes: Sizes, rows: int) -> Iterator[_Case]:
     size = sizes.dtype.itemsize
     x, residual, weight = randn(rows, sizes.hidden), randn(rows, sizes.hidden), randn(sizes.hidden)
     yield "RMSNorm and residual", 4 * x.numel() * size, lambda: add_rms_norm_triton(x, residual, weight, 1e-5)
+    in_fp8 = RowFormat(torch.float8_e4m3fn, sizes.hidden)
+    yield (
+        "RMSNorm and residual into fp8",
+        x.numel() * (3 * size + 1),
+        lambda: add_rms_norm_quantized_triton(x, residual, weight, 1e-5, in_fp8),
+    )
     gate_up = randn(rows, 2 * sizes.inner)
     yield "silu(gate) * up", gate_up.numel() * size * 3 // 2, lambda: silu_and_mul_triton(gate_up)
     inner = randn(rows, sizes.inner)
