@@ -13,6 +13,7 @@ from .native import (
     takes_native_rule,
 )
 from .reference import gated_rms_norm_reference
+from .sizes import num_key_heads_of
 
 
 def gated_delta_rule(
@@ -36,13 +37,14 @@ def gated_delta_rule(
     key_dim, value_dim] float32; those that `slots` writes are changed in place. Returns [num_tokens, num_heads,
     value_dim], of mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
-    _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
-    if takes_native_rule(mixed, decay, beta, decay_scale, decay_bias, states):
-        return gated_delta_rule_native(mixed, decay, beta, decay_scale, decay_bias, states, slots)
     if runs_triton(mixed):
         from .triton import gated_delta_rule_triton
 
+        # It asks more of its arguments than others, and checks them itself.
         return gated_delta_rule_triton(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    if takes_native_rule(mixed, decay, beta, decay_scale, decay_bias, states):
+        return gated_delta_rule_native(mixed, decay, beta, decay_scale, decay_bias, states, slots)
     return gated_delta_rule_chunked(mixed, decay, beta, decay_scale, decay_bias, states, slots)
 
 
@@ -74,15 +76,10 @@ def _check_rule(
         raise ValueError(
             f"states {tuple(states.shape)}, {states.dtype}, must be [num_slots, num_heads, key_dim, value_dim] float32"
         )
-    _, num_heads, key_dim, value_dim = states.shape
     if mixed.ndim != 2 or len(mixed) != slots.num_tokens:
         raise ValueError(f"mixed {tuple(mixed.shape)} must be [{slots.num_tokens} tokens, size]")
-    num_key_heads, rest = divmod(mixed.shape[1] - num_heads * value_dim, 2 * key_dim)
-    if rest or num_key_heads < 1 or num_heads % num_key_heads:
-        raise ValueError(
-            f"mixed {tuple(mixed.shape)} must have queries and keys of {key_dim} for each key head, and values of "
-            f"{value_dim} for each of {num_heads} heads, a multiple of the key heads"
-        )
+    num_key_heads_of(mixed, states)
+    num_heads = states.shape[1]
     for name, tensor in (("decay", decay), ("beta", beta)):
         if tensor.shape != (len(mixed), num_heads) or tensor.dtype != mixed.dtype:
             raise ValueError(

@@ -8,6 +8,7 @@ from ..recurrent_states import StateSlots
 from ..recurrent_states.sequence_table import CHUNK, SequenceTable
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
+from .sizes import num_key_heads_of
 from .triton_kernels import (
     chunk_kernel,
     gated_rms_norm_kernel,
@@ -133,12 +134,7 @@ def _check_rule(
             f"states {tuple(states.shape)} has a key_dim of {key_dim} and a value_dim of {value_dim}: both must be "
             f"{HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
         )
-    num_key_heads, rest = divmod(mixed.shape[1] - num_heads * value_dim, 2 * key_dim)
-    if rest or num_key_heads < 1 or num_heads % num_key_heads:
-        raise ValueError(
-            f"mixed {tuple(mixed.shape)} must have queries and keys of {key_dim} for each key head, and values of "
-            f"{value_dim} for each of {num_heads} heads, a multiple of the key heads"
-        )
+    num_key_heads = num_key_heads_of(mixed, states)
     for name, tensor in (("decay", decay), ("beta", beta)):
         wanted = (slots.num_tokens, num_heads)
         check_tensor(name, tensor, wanted, (mixed.dtype,), mixed.device, is_contiguous=False)

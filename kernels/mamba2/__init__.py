@@ -15,6 +15,7 @@ from .native import (
     takes_native_scan,
 )
 from .reference import grouped_gated_rms_norm_reference
+from .sizes import num_groups_of
 
 
 def selective_scan(
@@ -39,13 +40,14 @@ def selective_scan(
     head_dim] float32; those that `slots` writes are changed in place. Returns [num_tokens, num_heads, head_dim], of
     mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
-    _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits)
-    if takes_native_scan(mixed, dt, decay_scale, dt_bias, skip, states):
-        return selective_scan_native(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
     if runs_triton(mixed):
         from .triton import selective_scan_triton
 
+        # It asks more of its arguments than others, and checks them itself.
         return selective_scan_triton(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
+    _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits)
+    if takes_native_scan(mixed, dt, decay_scale, dt_bias, skip, states):
+        return selective_scan_native(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
     return selective_scan_chunked(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits=dt_limits)
 
 
@@ -56,13 +58,14 @@ def grouped_gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, 
     has its own. All of one dtype. Returns x's shape and dtype; changes nothing. Raises `ValueError` naming the argument
     that does not fit.
     """
-    _check_norm(x, gate, weight, num_groups)
-    if takes_native_norm(x, gate, weight, num_groups):
-        return grouped_gated_rms_norm_native(x, gate, weight, eps, num_groups)
     if runs_triton(x):
         from .triton import grouped_gated_rms_norm_triton
 
+        # As above.
         return grouped_gated_rms_norm_triton(x, gate, weight, eps, num_groups)
+    _check_norm(x, gate, weight, num_groups)
+    if takes_native_norm(x, gate, weight, num_groups):
+        return grouped_gated_rms_norm_native(x, gate, weight, eps, num_groups)
     return grouped_gated_rms_norm_reference(x, gate, weight, eps, num_groups)
 
 
@@ -80,15 +83,10 @@ def _check_scan(
         raise ValueError(
             f"states {tuple(states.shape)}, {states.dtype}, must be [num_slots, num_heads, state_dim, head_dim] float32"
         )
-    _, num_heads, state_dim, head_dim = states.shape
     if mixed.ndim != 2 or len(mixed) != slots.num_tokens:
         raise ValueError(f"mixed {tuple(mixed.shape)} must be [{slots.num_tokens} tokens, size]")
-    num_groups, rest = divmod(mixed.shape[1] - num_heads * head_dim, 2 * state_dim)
-    if rest or num_groups < 1 or num_heads % num_groups:
-        raise ValueError(
-            f"mixed {tuple(mixed.shape)} must have {head_dim} inputs for each of {num_heads} heads, and a B and a C of "
-            f"{state_dim} for each group, of which the heads are a multiple"
-        )
+    num_groups_of(mixed, states, dt_limits)
+    num_heads = states.shape[1]
     if dt.shape != (len(mixed), num_heads) or dt.dtype != mixed.dtype:
         raise ValueError(
             f"dt {tuple(dt.shape)}, {dt.dtype}, must be [{len(mixed)} tokens, {num_heads} heads], of mixed's "
@@ -97,8 +95,6 @@ def _check_scan(
     for name, tensor in (("decay_scale", decay_scale), ("dt_bias", dt_bias), ("skip", skip)):
         if tensor.shape != (num_heads,) or tensor.dtype != torch.float32:
             raise ValueError(f"{name} {tuple(tensor.shape)}, {tensor.dtype}, must be [{num_heads} heads] float32")
-    if not 0 <= dt_limits[0] <= dt_limits[1]:
-        raise ValueError(f"dt_limits {dt_limits} must be a least and a greatest step, neither below zero")
 
 
 def _check_norm(x: Tensor, gate: Tensor, weight: Tensor, num_groups: int) -> None:

@@ -11,6 +11,7 @@ from ..recurrent_states import StateSlots
 from ..recurrent_states.sequence_table import CHUNK, SequenceTable
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
+from .sizes import num_groups_of
 from .triton_kernels import (
     chunked_scan_kernel,
     group_products_kernel,
@@ -39,7 +40,7 @@ def selective_scan_triton(
     dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """See `selective_scan`. The launches depend on sizes alone, and never on whose state is where."""
-    num_groups = _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots)
+    num_groups = _check_scan(mixed, dt, decay_scale, dt_bias, skip, states, slots, dt_limits)
     _, num_heads, state_dim, head_dim = states.shape
     output = torch.empty(slots.num_tokens, num_heads, head_dim, dtype=mixed.dtype, device=mixed.device)
     if not slots.num_tokens:
@@ -116,6 +117,7 @@ def _check_scan(
     skip: Tensor,
     states: Tensor,
     slots: StateSlots,
+    dt_limits: tuple[float, float],
 ) -> int:
     """How many groups there are, when all fits together."""
     check_launch("mixed", mixed, recurrent_scan_kernel)
@@ -127,12 +129,7 @@ def _check_scan(
             f"states {tuple(states.shape)} has a state_dim of {state_dim} and a head_dim of {head_dim}: both must be "
             f"{DIMS.start} to {DIMS.stop - 1}"
         )
-    num_groups, rest = divmod(mixed.shape[1] - num_heads * head_dim, 2 * state_dim)
-    if rest or num_groups < 1 or num_heads % num_groups:
-        raise ValueError(
-            f"mixed {tuple(mixed.shape)} must have {head_dim} inputs for each of {num_heads} heads, and a B and a C of "
-            f"{state_dim} for each group, of which the heads are a multiple"
-        )
+    num_groups = num_groups_of(mixed, states, dt_limits)
     check_tensor("dt", dt, (slots.num_tokens, num_heads), (mixed.dtype,), mixed.device, is_contiguous=False)
     for name, tensor in (("decay_scale", decay_scale), ("dt_bias", dt_bias), ("skip", skip)):
         check_tensor(name, tensor, (num_heads,), (torch.float32,), mixed.device)

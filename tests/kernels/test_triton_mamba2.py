@@ -95,6 +95,7 @@ SCAN_ERRORS = {
     "states": ({"states": torch.zeros(3, 2, 16, 16).half()}, r"states .* is float16, and must be float32"),
     "state_dim": ({"states": torch.zeros(3, 2, 8, 16)}, r"states .* state_dim of 8 .* 16 to 256"),
     "head_dim": ({"states": torch.zeros(1, 2, 16, 257)}, r"states .* head_dim of 257: both must be 16 to 256"),
+    "dt_limits": ({"dt_limits": (0.2, 0.1)}, r"dt_limits \(0.2, 0.1\) must be a least and a greatest step"),
     "slots": ({"slots": StateSlots((3,), (0,), (1,), torch.device("meta"))}, "slots are on meta, and must be on"),
 }
 
