@@ -41,14 +41,14 @@ def run(
     """
     check_model(asked.spec.model, engine)
     places = place(num_workers, engine.world_size)
-    with termination_as_interrupt(), Client(num_workers=num_workers) as client:
+    with termination_as_interrupt(), Client(places=places) as client:
         job = None
         try:
             known = _known(client, target)
             job = _submitted(client, asked, target)
             first = known if known is not None and known.job_id == job.id else at_first(job)
             typer.echo(opening(job, first), err=True)
-            with job.local_workers(worker_options(engine, watchdog), places) as workers:
+            with job.local_workers(worker_options(engine, watchdog)) as workers:
                 status = follow(client, job, first, lambda progress: workers.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)

@@ -115,7 +115,7 @@ def run_batch(
         lora.check(engine.max_lora_rank)
     places = place(num_workers, engine.world_size)
     models = ServedModels.of([model], precision, loras, served_model_name, generation_config)
-    with termination_as_interrupt(), Client(num_workers=num_workers) as client:
+    with termination_as_interrupt(), Client(places=places) as client:
         batches = OfflineBatches(client, models, FileStore.of(client.settings, client.ledger))
         job = None
         try:
@@ -129,7 +129,7 @@ def run_batch(
                 job = client.job(batch.job_id)
                 first = at_first(job) if is_new else job.progress()
                 typer.echo(opening(job, first), err=True)
-                with job.local_workers(worker_options(engine, watchdog), places) as workers:
+                with job.local_workers(worker_options(engine, watchdog)) as workers:
                     pace, progress = accompany(client, job, first, lambda progress: workers.tick(progress.rows_done))
                 batch = _once(client, batch, lambda batch: batch.state.has_ended)
             _deliver(batches, batch, requests.output)

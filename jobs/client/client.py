@@ -169,7 +169,7 @@ class Client(Connections):
             expect_public_receiver(terms.webhook, self.settings)
         # Before anything is written: without Redis nobody could work on it.
         self.ping_redis()
-        producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows, self._workers_of)
+        producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows, self._num_to_share)
         if not self._has_tidied:
             self._has_tidied = True
             producer.discard_abandoned()

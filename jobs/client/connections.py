@@ -18,16 +18,16 @@ from ..workers.presence import WorkerPresence
 class Connections:
     """The ledger and Redis, the embedded ones unless configured. A context manager.
 
-    `settings` default to the environment's (`HEADRACE_*`). `num_workers`: how many are started for a job where there is
-    none. Raises `SettingsError`, `EmbeddedValkeyError` or
-    `LedgerError`.
+    `settings` default to the environment's (`HEADRACE_*`). `places`: what each of the workers that are started where
+    there is none has in its environment beside what is there; as many are started. Raises `SettingsError`,
+    `EmbeddedValkeyError` or `LedgerError`.
     """
 
-    def __init__(self, settings: Settings | None = None, num_workers: int = 1) -> None:
+    def __init__(self, settings: Settings | None = None, places: Sequence[Mapping[str, str]] = ({},)) -> None:
         if not isinstance(settings, Settings | None):
             raise SettingsError(f"settings must be a headrace.jobs.settings.Settings, not {settings!r}")
         self.settings = settings or Settings.from_environment()
-        self._started_workers = num_workers
+        self._places = places
         self._stack = ExitStack()
         with ExitStack() as stack:
             self.ledger = stack.enter_context(open_ledger(self.settings))
@@ -66,14 +66,9 @@ class Connections:
         self.ensure_redis()
         ring_for_shards(self._app, queue, shard_ids)
 
-    def workers_for(
-        self, queue: str, options: Sequence[str], name: str, places: Sequence[Mapping[str, str]] = ({},)
-    ) -> LocalWorkers:
-        """Workers for a queue, to be started if it has none; `options` are those of `headrace worker`.
-
-        `places`: what each has in its environment beside what is there; there are as many workers.
-        """
-        environments = [{**self.settings.environment(), **place} for place in places]
+    def workers_for(self, queue: str, options: Sequence[str], name: str) -> LocalWorkers:
+        """Workers for a queue, to be started if it has none; `options` are those of `headrace worker`."""
+        environments = [{**self.settings.environment(), **place} for place in self._places]
         return LocalWorkers(self._presence, queue, options, self.log_of(name), environments)
 
     def log_of(self, name: str) -> Path:
@@ -111,6 +106,6 @@ class Connections:
         """How many workers listen to each of some queues. Raises redis' errors."""
         return self._presence.num_workers(queues)
 
-    def _workers_of(self, queue: str) -> int:
-        """How many have a queue's jobs now, or will have. Raises redis' errors."""
-        return max(self._started_workers, self.num_workers([queue])[queue])
+    def _num_to_share(self, queue: str) -> int:
+        """How many workers share a queue's jobs now, or are to. Raises redis' errors."""
+        return max(len(self._places), self.num_workers([queue])[queue])

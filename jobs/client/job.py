@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -107,9 +107,9 @@ class Job:
                     workers.tick(progress.rows_done)
         return progress
 
-    def local_workers(self, options: Sequence[str] = (), places: Sequence[Mapping[str, str]] = ({},)) -> LocalWorkers:
-        """Workers for the job's queue, to be started if there is none; see `Connections.workers_for`."""
-        return self.client.workers_for(self.record.queue, [*self.spec.worker_options, *options], self.id, places)
+    def local_workers(self, options: Sequence[str] = ()) -> LocalWorkers:
+        """Workers for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
+        return self.client.workers_for(self.record.queue, [*self.spec.worker_options, *options], self.id)
 
     @property
     def worker_command(self) -> str:

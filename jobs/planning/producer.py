@@ -89,14 +89,14 @@ class _Taken:
 class Producer:
     """Puts jobs on the queue. `jobs_folder` holds the spools; `shard_rows`: as a `Planner`'s.
 
-    `workers_of`: how many workers a queue has, or is about to have.
+    `num_to_share`: how many workers share a queue's jobs, or are about to.
     """
 
     ledger: Ledger
     app: Celery
     jobs_folder: Path
     shard_rows: int | None
-    workers_of: Callable[[str], int]
+    num_to_share: Callable[[str], int]
 
     def submit(
         self,
@@ -123,7 +123,7 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
-        num_workers = self.workers_of(shard_queue(spec.model, spec.precision))
+        num_workers = self.num_to_share(shard_queue(spec.model, spec.precision))
         planned = _planned(planner, source, renderer, num_workers, terms.sink)
         if mode is OutputMode.OVERWRITE:
             owner = owner_of(output)

@@ -56,7 +56,7 @@ class KeptWorkers:
 
     @classmethod
     def stop(cls, groups: "Sequence[KeptWorkers]") -> None:
-        """All at a time; returns when they have handed back what they have not finished and are gone."""
+        """Of all groups at once; returns when they have handed back what they have not finished and are gone."""
         workers = [worker for group in groups for worker in group._workers]
         with ThreadPoolExecutor(len(workers)) as pool:
             list(pool.map(KeptWorker.stop, workers))

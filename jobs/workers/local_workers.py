@@ -17,12 +17,12 @@ _MAX_FRUITLESS_STARTS = 6
 
 
 def log_of_worker(log: Path, number: int) -> Path:
-    """The file of one of several workers; the first, number 1, has `log` itself."""
+    """The file of one of several workers; the first, of number 1, has `log` itself."""
     return log if number == 1 else log.with_stem(f"{log.stem}-{number}")
 
 
 def logs_of_workers(log: Path) -> list[Path]:
-    """The files of all that there were."""
+    """The files of all workers that there were."""
     return [log, *log.parent.glob(f"{log.stem}-*{log.suffix}")]
 
 
@@ -64,13 +64,13 @@ class LocalWorkers:
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def tick(self, rows_done: int) -> None:
-        """Start what workers are not there if no other one serves the queue, nor one that has gone silent on this host.
+        """Start the workers that are missing, unless others serve the queue, or live on this host and are silent.
 
         Raises `WorkerFailedError` when all have been given up: each has died several times and `rows_done` has not
-        grown meanwhile, or says itself that it can not run. One that is given up while others serve is told of.
+        grown meanwhile, or says itself that it can not run. One that is given up while others serve is logged.
         """
         for worker in self._workers:
-            worker.look(rows_done, self._counts)
+            worker.note_end(rows_done, self._may_have_done_rows)
         lost = [worker for worker in self._workers if worker.failure is not None]
         if len(lost) == len(self._workers):
             raise WorkerFailedError(self._failure())
@@ -87,8 +87,8 @@ class LocalWorkers:
         presence, queue, own = self._presence, self._queue, self.pids
         return presence.is_served(queue, own) or presence.is_alive_here(queue, own)
 
-    def _counts(self, pid: int) -> bool:
-        """Whether rows that have ended speak for a worker: they may be those of others beside it."""
+    def _may_have_done_rows(self, pid: int) -> bool:
+        """Whether rows that have ended may be this one's, and not only those of others beside it."""
         return len(self._workers) == 1 or self._presence.has_served(self._queue, pid)
 
     def _tell_of(self, lost: "Sequence[_LocalWorker]") -> None:
@@ -126,13 +126,13 @@ class _LocalWorker:
         with self._log.open("ab") as log:
             self.process = start_worker(self._options, log, environment=self._environment)
 
-    def look(self, rows_done: int, counts: Callable[[int], bool]) -> None:
-        """Take note of its end, if it has ended. `counts`: whether rows done since speak for one with that pid."""
+    def note_end(self, rows_done: int, may_have_done_rows: Callable[[int], bool]) -> None:
+        """Take note of its end, if it has ended. `may_have_done_rows`: whether one with that pid may."""
         process = self.process
         if process is None or (status := process.poll()) is None:
             return
         self.process = None
-        is_fruitless = rows_done <= self._rows_before or not counts(process.pid)
+        is_fruitless = rows_done <= self._rows_before or not may_have_done_rows(process.pid)
         self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
         if status == REFUSED:
             self.failure = f"refused to start: {self._last_words()}"

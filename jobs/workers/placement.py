@@ -68,7 +68,7 @@ def gpu_names(visible: str | None, num_found: int) -> list[str]:
 
 
 def place(num_workers: int, gpus_each: int) -> Sequence[Mapping[str, str]]:
-    """What each of a host's workers has in its environment in the place of what is there; one has what there is.
+    """What each of a host's workers has in its environment in the place of what is there; a single one nothing.
 
     Raises `ConfigError` where there are GPUs and too few of them.
     """

@@ -172,7 +172,7 @@ class WorkerPresence:
         return any(WorkerId.parse(str(name)).is_one_of([pid]) for name in names)
 
     def _workers(self, queue: str, silent_seconds: float) -> list[WorkerId]:
-        """Those heard of since so long before they were believed last, and not known to be dead."""
+        """Those that were believed until so long ago at most, or still are, and are not known to be dead."""
         try:
             since = server_time(self._redis) - silent_seconds
             names = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)

@@ -187,7 +187,7 @@ def test_a_small_job_is_cut_for_the_workers_there_are_and_will_be(unserved, tmp_
     settings = unserved.settings.model_copy(update={"shard_rows": None})
 
     def cut(num_workers: int, name: str) -> tuple[str, list[int]]:
-        with Client(settings, num_workers) as client:
+        with Client(settings, [{}] * num_workers) as client:
             job = client.submit(
                 [{"text": str(number)} for number in range(400)], MODEL, tmp_path / name, prompt="{text}"
             )
