@@ -88,7 +88,7 @@ def _without_idle_windows(config: ModelShape) -> ModelShape:
     """Windows as wide as the context, as some configs have them, hide nothing; without them prefixes are shared."""
     context = config.max_position_embeddings
     if config.vision is not None and config.vision.two_way_layers == "windows":
-        # They say who sees an image.
+        # Whether a layer has one says whether an image's tokens see all of it there.
         return config
     windows = tuple(window if window and window < context else None for window in config.sliding_windows)
     return replace(config, sliding_windows=windows)

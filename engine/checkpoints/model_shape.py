@@ -312,7 +312,7 @@ class ModelShape:
     names: DecoderNames = DecoderNames()
     # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
     unread_parts: tuple[str, ...] = ()
-    # What tensors' names may begin with on disk, and what they begin with then; one rule after the other.
+    # What tensors' names begin with in some files, and what they are read as; one rule after the other.
     other_names: tuple[tuple[str, str], ...] = ()
     # Of a model that reads images: its eyes, and by which axis each of a head's frequencies turns: by time (0), height
     # (1) or width (2).

@@ -10,8 +10,8 @@ from .model_folder import Raw, at_fault, read_json_object
 from .scalars import numbers, whole_or_none
 
 # Where a `config.json` has what a tower is, for errors.
-# Of the images that OpenAI's CLIP was trained with, by which many were published.
 TOWER = "vision_config."
+# Of the images that OpenAI's CLIP was trained with, by which many were published.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -79,8 +79,9 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class ScaledPoolConfig:
-    """The same of Gemma 4's, where the mean is multiplied by the root of its size; then, where it `is_standardized`,
-    something is taken off each number, and what is left multiplied. The norm has no weights.
+    """The same of Gemma 4's, where the mean is multiplied by the root of its size, and the norm has no weights.
+
+    `is_standardized`: before the norm something is taken off each number, and what is left is multiplied.
     """
 
     is_standardized: bool
@@ -91,9 +92,8 @@ class VisionConfig:
     """A tower of patches of `patch_size` pixels, of which `spatial_merge_size` squared become a token.
 
     Images are resized to between `min_pixels` and `max_pixels`, to `longest_edge` at most where that is given, or to a
-    square of `image_side`, then to (x / 255 - `image_mean`) / `image_std`.
-    `image_token_id` stands in a prompt for each token of an image. The fields from `activation` on are where families
-    differ.
+    square of `image_side`, then brought to (x / 255 - `image_mean`) / `image_std`. `image_token_id` stands in a prompt
+    for each token of an image. The fields from `activation` on are where families differ.
     """
 
     image_token_id: int
@@ -120,7 +120,7 @@ class VisionConfig:
     frame: ImageFrame | None = None
     # The decoder's layers that let an image's tokens see all of it, not those before them alone.
     two_way_layers: Literal["all", "windows"] | None = None
-    # What stands for an image's token where each layer has an input of its own for tokens.
+    # The token whose inputs an image's tokens have in a decoder whose layers have inputs of their own.
     layer_input_token_id: int = 0
     # Layers attend within windows of so many pixels, but for some; None: all attend to the whole image.
     window_size: int | None = None
@@ -144,7 +144,7 @@ class VisionConfig:
     rope_theta: float | None = 1e4
     # Frequencies turn by rows and columns in turns, not each by both.
     has_frequencies_in_turns: bool = False
-    # Columns turn a head's first half by itself, and rows its second.
+    # Columns turn a head's first half, and rows its second, each half by itself.
     has_axes_apart: bool = False
     # None: a merger makes tokens.
     projector: ProjectorConfig | PoolConfig | ScaledPoolConfig | None = None
@@ -177,6 +177,7 @@ class VisionConfig:
 
     @property
     def is_two_way(self) -> bool:
+        """Whether an image's tokens see each other in both directions, in some layers at least."""
         return self.two_way_layers is not None
 
     @property

@@ -54,8 +54,9 @@ class LargestStep:
         )
 
     def with_span(self, length: int, in_windows: bool) -> "LargestStep":
-        """The same where so many tokens see each other. They may be several sequences': none looks at more keys."""
+        """The same where so many tokens see each other, with as many keys as a sequence may have."""
         context, table = self.attention.context_lens[0], self.attention.block_tables[0]
+        # They may be several sequences', as which they take no more memory.
         span = Span(0, min(length, context, len(self.token_ids)), context, table, in_windows)
         return replace(self, attention=replace(self.attention, spans=[span]))
 

@@ -1,6 +1,6 @@
 """A long step in micro-batches, which a pipeline's stages compute at the same time: one is a part ahead of the next.
 
-They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988), but not in an image whose tokens see all of it.
+They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988), and never in an image whose tokens see all of it.
 """
 
 from collections.abc import Iterator

@@ -89,7 +89,8 @@ class Attention:
 
     @property
     def row_format(self) -> RowFormat | None:
-        """In what it takes its input too; see `Linear.row_format`."""
+        """The form that it takes its input in best; see `Linear.row_format`."""
+        # Gates read the input too.
         return self.qkv.row_format if self.head_gates is None else None
 
     def __call__(self, x: Activations, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:

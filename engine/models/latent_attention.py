@@ -55,7 +55,8 @@ class LatentAttention:
 
     @property
     def row_format(self) -> RowFormat | None:
-        """In what it takes its input too; see `Linear.row_format`."""
+        """The form that it takes its input in best; see `Linear.row_format`."""
+        # Without that norm two products read the input.
         return None if self.query_norm is None else self.inputs.row_format
 
     def __call__(self, x: Activations, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:

@@ -22,7 +22,7 @@ from .state_mixers import new_state_mixer
 
 
 class Reader(Protocol):
-    """What is called with a norm's rows, which are of that form if it has one."""
+    """What is called with a norm's rows, in its `row_format` if it has one."""
 
     @property
     def row_format(self) -> RowFormat | None: ...

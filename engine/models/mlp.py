@@ -35,7 +35,7 @@ class GatedMlp:
 
     @property
     def row_format(self) -> RowFormat | None:
-        """In what it takes its input too; see `Linear.row_format`."""
+        """The form that it takes its input in best; see `Linear.row_format`."""
         return self.gate_up.row_format
 
     def __call__(self, x: Activations) -> Tensor:
@@ -71,7 +71,7 @@ class PlainMlp:
 
     @property
     def row_format(self) -> RowFormat | None:
-        """In what it takes its input too; see `Linear.row_format`."""
+        """The form that it takes its input in best; see `Linear.row_format`."""
         return self.up.row_format
 
     def __call__(self, x: Activations) -> Tensor:

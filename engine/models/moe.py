@@ -50,7 +50,7 @@ class Mixture(ABC):
     """
 
     name = "mlp"
-    # In no other form than the model's dtype, which the router takes.
+    # The router takes the input in the model's dtype.
     row_format: RowFormat | None = None
 
     def __init__(self, router: Linear, experts: Sequence[Expert], gate: ExpertGate) -> None:

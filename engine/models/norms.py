@@ -28,7 +28,7 @@ class RmsNorm:
         return add_rms_norm(x, residual, self._weight, self._config.rms_norm_eps)
 
     def of_sum_in(self, row_format: RowFormat | None, x: Tensor, residual: Tensor) -> Activations:
-        """As `of_sum`, in the form in which a product takes it best."""
+        """As `of_sum`, in the form in which a product takes it, if it has one; see `Linear.row_format`."""
         if row_format is None:
             return self.of_sum(x, residual)
         return add_rms_norm_quantized(x, residual, self._weight, self._config.rms_norm_eps, row_format)

@@ -16,7 +16,7 @@ class StateMixer(ABC):
     Where ranks share it, it gives their sum.
     """
 
-    # In no other form than the model's dtype.
+    # The input is taken in the model's dtype alone.
     row_format: RowFormat | None = None
 
     @abstractmethod

@@ -25,7 +25,7 @@ class TokenBudget:
         self._tokens_per_second: float | None = None
 
     def shrink(self, num_tried: int) -> bool:
-        """Allow half of the tokens that were too many; false when one token was, or what is not to be cut."""
+        """Allow half of the tokens that were too many; false when no fewer can be allowed."""
         # A step with an image that is not to be cut may have more than were allowed.
         num_allowed = min(num_tried, self.tokens)
         if num_allowed <= 1:

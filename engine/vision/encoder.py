@@ -47,7 +47,7 @@ class SeenImages:
             embedded[place : place + vectors.shape[1]] = vectors[0]
 
     def hide(self, token_ids: Tensor, other: int) -> Tensor:
-        """The tokens with this one in the place of each of the images'."""
+        """The tokens with `other` in the place of each of the images'."""
         hidden = token_ids.clone()
         for place, vectors in self.parts:
             hidden[place : place + vectors.shape[1]] = other

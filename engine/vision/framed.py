@@ -15,7 +15,7 @@ _NUM_NEWLINES = 2
 
 
 def framed(token_ids: Sequence[int], grids: Iterator[Grid], vision: VisionConfig) -> "array[int]":
-    """The prompt with each place of an image as `ImageFrame` says, its tokens those of the text with all of that in it.
+    """The prompt with each image's tokens and what is around them, as if its text had had them when it was tokenised.
 
     Newlines side by side are one token, as far as the tokenizer has one for so many: an image's run into those of the
     text around it, and into the next image's. Raises `InvalidRequestError` where the tokenizer has none.
@@ -27,7 +27,7 @@ def framed(token_ids: Sequence[int], grids: Iterator[Grid], vision: VisionConfig
     if frame.newlines is not None:
         numbers, num_around = _newline_tokens(frame.newlines), _NUM_NEWLINES
     tokens = array("i")
-    # Since the last token that is no newline: those of the text as they came, and how many an image adds.
+    # Newlines since the last token that is none: the text's tokens as they came, and how many newlines images add.
     held: list[int] = []
     num_added = 0
     for token in token_ids:
@@ -70,5 +70,5 @@ def _newline_tokens(folder: Path) -> Mapping[int, int]:
     words |= {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
     found = {int(number): len(word) for word, number in words.items() if word and not word.strip("\n")}
     if 1 not in found.values():
-        raise InvalidRequestError(f"{folder / 'tokenizer.json'} has no token for a newline, as frames have", "image")
+        raise InvalidRequestError(f"{folder / 'tokenizer.json'} has no token for a newline: images need one", "image")
     return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -30,7 +30,7 @@ def token_grid(height: int, width: int, config: VisionConfig) -> Grid:
 
 
 def num_places(grid: Grid, config: VisionConfig) -> int:
-    """How many tokens of a prompt an image takes, what ends its rows included."""
+    """How many tokens of a prompt an image takes, what ends its rows included, but not a frame."""
     return grid.num_tokens + (0 if config.row_ends is None else grid.rows)
 
 
@@ -49,7 +49,7 @@ def check_size(height: int, width: int) -> None:
 def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
     """The height and width that an image is scaled to: multiples of a token's, its shape mostly kept.
 
-    The rule of Qwen2-VL's `smart_resize`, or Pixtral's; of Gemma 3 a square, whatever the shape.
+    The rule of Qwen2-VL's `smart_resize`, Pixtral's or Gemma 4's; of Gemma 3 a square, whatever the shape.
     """
     factor = config.factor
     if config.image_side is not None:

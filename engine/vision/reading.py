@@ -56,19 +56,20 @@ class ImageReader:
         return tuple(self._of_image(number, data, _grid) for number, data in enumerate(files, 1))
 
     def expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> "array[int]":
-        """The prompt with all of an image's tokens in each place of one, which is one token.
+        """The prompt with all tokens of an image where it had one that stands for it.
 
         Raises `InvalidRequestError` where there are more places than images, or less.
         """
         vision = self._require()
-        if (num_places := sum(token == vision.place_token_id for token in token_ids)) != len(grids):
+        if (num_found := sum(token == vision.place_token_id for token in token_ids)) != len(grids):
             raise InvalidRequestError(
-                f"prompt has {num_places} places for images (token {vision.place_token_id}) and {len(grids)} images",
+                f"prompt has {num_found} places for images (token {vision.place_token_id}) and {len(grids)} images",
                 "prompt",
             )
-        expanded, rest = array("i"), iter(grids)
+        rest = iter(grids)
         if vision.frame is not None:
             return framed(token_ids, rest, vision)
+        expanded = array("i")
         for token in token_ids:
             expanded.extend(_places(next(rest), vision) if token == vision.image_token_id else (token,))
         return expanded
@@ -76,7 +77,7 @@ class ImageReader:
     def num_expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> int:
         """How many tokens `expanded` makes: images of some bytes each may claim to be billions together.
 
-        Of framed images, which all have as many, it is what `expanded` makes, and raises what that raises.
+        Framed ones, which have some hundred tokens at most, are expanded for it, which raises as `expanded` does.
         """
         vision = self._require()
         if vision.frame is not None:

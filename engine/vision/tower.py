@@ -150,8 +150,8 @@ class VisionTower:
         return sum(slot.destination.numel() for slot in self.weight_slots())
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        name = self.config.names.tower
         names = self.config.names
+        name = names.tower
         yield WeightSlot(f"{name}.{names.patches}.weight", self._patches)
         if self._patch_biases is not None:
             yield WeightSlot(f"{name}.{names.patches}.bias", self._patch_biases)

@@ -113,7 +113,7 @@ class Linear:
 
     @property
     def row_format(self) -> RowFormat | None:
-        """In what it takes activations too, for whoever can make them in it; None: in no other than the weight's."""
+        """The form of bytes that it takes activations in too, which saves it to make them; None: in none."""
         return self._product.row_format if isinstance(self._product, ScaledProduct) else None
 
     def __call__(self, x: Activations) -> Tensor:

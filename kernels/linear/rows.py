@@ -11,7 +11,7 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 @dataclass(frozen=True)
 class RowFormat:
-    """int8 or float8_e4m3fn, and how many of a row's numbers share a scale: all, where there are fewer."""
+    """int8 or float8_e4m3fn, and how many of a row's numbers share a scale: all of them, where it has fewer."""
 
     dtype: torch.dtype
     group_size: int

@@ -49,7 +49,7 @@ def paged_attention_with_lse(
         values = gathered(value_cache, list(table), kv_scales.value).flatten(0, 1)[:context]
         positions = torch.arange(context - length, context).unsqueeze(1)
         key_positions = torch.arange(context)
-        # Of the last token that each one sees.
+        # The last token that each one sees.
         last = positions.clone()
         for span in metadata.spans:
             if start <= span.start < start + length and not (span.in_windows and sliding_window is None):

@@ -40,8 +40,9 @@ class Span:
 
 @dataclass(frozen=True)
 class _View:
-    """What a span sees. blocks: [n] int64; num_keys: how many of their slots, the first ones, have tokens for it;
-    hidden: [length, num_keys] bool, of which slots a window leaves out; None: of none.
+    """What a span sees. blocks: [n] int64; num_keys: how many of their slots, the first ones, have tokens for it.
+
+    hidden: [length, num_keys] bool, which of these a window hides from each token; None: none from any.
     """
 
     blocks: Tensor
@@ -72,9 +73,9 @@ def attend_both_ways(
     kv_scales: KVScales,
     sinks: Tensor | None,
 ) -> None:
-    """Overwrite what `output` has of the spans' tokens. Arguments: as `paged_attention` has them, and gives them back.
+    """Overwrite what `output`, of causal attention, has of the spans' tokens. Others: as `paged_attention` has them.
 
-    Of tokens before a span each sees those that a window leaves it, and all of the span that are behind it.
+    Each sees all tokens of its span, and of those before it, in the span too, what a window leaves it.
     """
     for span in spans:
         if span.in_windows and sliding_window is None:

@@ -46,7 +46,7 @@ def read_gemma4(folder: Path, raw: Raw, prefix: str = "model") -> ModelShape:
             **raw,
             "attn_logit_softcapping": None,
             "rope_parameters": None,
-            # It is of images' tokens alone.
+            # It is about images' tokens alone: see `gemma4_images`.
             "use_bidirectional_attention": None,
         },
     )
