@@ -10,7 +10,7 @@ interpreter is lenient with types, and knows nothing of shared memory.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
 from typing import Any
@@ -111,7 +111,7 @@ _told: list["Told"] = []
 
 @dataclass
 class Told:
-    """What is to be printed of a kernel. cubin: machine code that is new and has wgmma. key: in the record."""
+    """What is to be printed of a kernel. key: in the record, where it is new; cubin: its code then, if it has wgmma."""
 
     about: dict[str, Any]
     facts: Facts
@@ -128,22 +128,7 @@ def compile_instead(
     names = [parameter.name for parameter in kernel.params]
     arguments = {**dict(zip(names, args, strict=False)), **{k: v for k, v in kwargs.items() if k in names}}
     options = {name: value for name, value in kwargs.items() if name not in names}
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for index, parameter in enumerate(kernel.params):
-        value = arguments[parameter.name]
-        # Triton compiles for a number that is one or a multiple of 16, unless it is told not to.
-        is_special = isinstance(value, int) and not parameter.do_not_specialize
-        if parameter.is_constexpr or (is_special and value == 1):
-            signature[parameter.name], constants[index,] = "constexpr", value
-            continue
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = "*" + TYPE_NAMES[value.dtype]
-        else:
-            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
-            attributes[index,] = [["tt.divisibility", 16]]
+    signature, constants, attributes = specialised(kernel, arguments)
     decisive = [value for (index,), value in constants.items() if kernel.params[index].name != _OF_PLACES]
     alike = (card, kernel.fn.__name__, *signature.values(), *map(str, decisive), *attributes, *options.items())
     if record is not None and alike in _compiled:
@@ -161,17 +146,36 @@ def compile_instead(
     except CompiledBefore as before:
         _told.append(Told(about, before.facts))
         return
-    ptx, cubin, sizes = (
-        compiled.asm["ptx"],
-        compiled.asm["cubin"],
-        (compiled.metadata.num_warps, compiled.metadata.shared),
-    )
+    ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
     facts = {"shared_bytes": compiled.metadata.shared, "fuses": fuses_rounding(ptx)}
     if options.get("launch_pdl"):
         facts["waits"] = (waits_at_end if arguments.get("FOLLOWS_WIDE", False) else waits_first)(ptx)
     if record is None:
-        about |= describe(cubin, card.capability, *sizes)
+        about |= describe(cubin, card.capability, compiled.metadata.num_warps, compiled.metadata.shared)
     _told.append(Told(about, facts, key, cubin if "wgmma" in ptx else None))
+
+
+def specialised(
+    kernel: Any, arguments: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], list[list[Any]]]]:
+    """What a launch compiles a kernel for: its parameters' types, which are constants, and what is known of others."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = arguments[parameter.name]
+        # Triton compiles for a number that is one or a multiple of 16, unless it is told not to.
+        is_special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or (is_special and value == 1):
+            signature[parameter.name], constants[index,] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPE_NAMES[value.dtype]
+        else:
+            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
+            attributes[index,] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
 
 
 def tell(card: Card) -> dict[str, Facts]:
