@@ -259,6 +259,12 @@ def _pixels(images: Raw, name: str, size: Mapping[str, Any], edge: str) -> int |
     return whole_or_none(images, name) or whole_or_none(size, edge, within="size.")
 
 
+def require_supported(raw: Raw, name: str, *allowed: object, within: str = TOWER) -> None:
+    """Raises `ModelError` for another value than these; where there is none it is the first."""
+    if (found := raw.get(name, allowed[0])) not in allowed:
+        raise ModelError(f"unsupported {within}{name} {found!r}; supported: {', '.join(map(str, allowed))}")
+
+
 def image_file(folder: Path) -> Path:
     """The file that says how images are made ready; where there is none, what they follow from."""
     files = [folder / name for name in ("preprocessor_config.json", "processor_config.json", "config.json")]

@@ -14,7 +14,16 @@ from ...errors import ModelError, shown
 from ..model_folder import Raw, at_fault
 from ..model_shape import ModelShape
 from ..scalars import number, numbers, positive, whole
-from ..vision_config import TOWER, ImageFrame, PoolConfig, VisionConfig, VisionNames, image_file, image_processor
+from ..vision_config import (
+    TOWER,
+    ImageFrame,
+    PoolConfig,
+    VisionConfig,
+    VisionNames,
+    image_file,
+    image_processor,
+    require_supported,
+)
 from .others import read_gemma3, read_language_model
 
 # What one that reads images may leave out in its `text_config`.
@@ -52,7 +61,8 @@ def read_seeing_gemma3(folder: Path, raw: Raw) -> ModelShape:
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     tower = raw["vision_config"]
-    _require_tower(tower)
+    require_supported(tower, "model_type", "siglip_vision_model")
+    require_supported(tower, "hidden_act", "gelu_pytorch_tanh")
     size = partial(positive, tower, within=TOWER)
     side, patch_size = size("image_size", 224), size("patch_size", 16)
     merge = _patches_per_token_side(side // patch_size, positive(raw, "mm_tokens_per_image", 256))
@@ -93,16 +103,6 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
         position_side=side // patch_size,
         names=_NAMES,
     )
-
-
-def _require_tower(tower: Raw) -> None:
-    """Refuse what is another tower."""
-    for name, found, allowed in (
-        ("model_type", tower.get("model_type", "siglip_vision_model"), "siglip_vision_model"),
-        ("hidden_act", tower.get("hidden_act", "gelu_pytorch_tanh"), "gelu_pytorch_tanh"),
-    ):
-        if found != allowed:
-            raise ModelError(f"unsupported vision_config.{name} {found!r}; supported: {allowed}")
 
 
 def _patches_per_token_side(patches: int, num_tokens: int) -> int:

@@ -21,6 +21,7 @@ from ..vision_config import (
     VisionNames,
     image_file,
     image_processor,
+    require_supported,
 )
 from .gemma4 import EYES, read_gemma4_text
 from .others import GEMMA_NORMS
@@ -51,9 +52,11 @@ def read_seeing_gemma4(folder: Path, raw: Raw) -> ModelShape:
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     tower, text = raw["vision_config"], raw["text_config"]
-    _require_tower(tower)
     size = partial(positive, tower, within=TOWER)
     rope = tower.get("rope_parameters") or {}
+    require_supported(tower, "model_type", "gemma4_vision")
+    require_supported(tower, "hidden_activation", "gelu_pytorch_tanh")
+    require_supported(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
     patch_size, merge = size("patch_size", 16), size("pooling_kernel_size", 3)
     with at_fault(image_file(folder)):
         max_tokens = _max_tokens(image_processor(folder), patch_size, merge)
@@ -91,19 +94,8 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     return _checked(vision, tower)
 
 
-def _require_tower(tower: Raw) -> None:
-    """Refuse what is another tower."""
-    rope_type = (tower.get("rope_parameters") or {}).get("rope_type", "axial")
-    for name, found, *allowed in (
-        ("model_type", tower.get("model_type", "gemma4_vision"), "gemma4_vision"),
-        ("hidden_activation", tower.get("hidden_activation", "gelu_pytorch_tanh"), "gelu_pytorch_tanh"),
-        ("rope_parameters.rope_type", rope_type, "axial", "default"),
-    ):
-        if found not in allowed:
-            raise ModelError(f"unsupported vision_config.{name} {found!r}; supported: {', '.join(allowed)}")
-
-
 def _checked(vision: VisionConfig, tower: Raw) -> VisionConfig:
+    """Refuse heads of other sizes, and fewer positions than an image may have."""
     heads, head_dim = (whole_or_none(tower, name, within=TOWER) for name in ("num_key_value_heads", "head_dim"))
     if heads not in (None, vision.num_heads) or head_dim not in (None, vision.hidden_size / vision.num_heads):
         raise ModelError(
@@ -120,7 +112,7 @@ def _checked(vision: VisionConfig, tower: Raw) -> VisionConfig:
 
 
 def _max_tokens(images: Mapping[str, Any], patch_size: int, merge: int) -> int:
-    """Refuse images that are made ready for another tower, or brought to another measure than its."""
+    """How many an image has; refuses images that are made ready for another tower, or normalised before it."""
     for name, expected in (("patch_size", patch_size), ("pooling_kernel_size", merge)):
         if (found := images.get(name, expected)) != expected:
             raise ModelError(f"{name} is {found!r}, and must be the tower's: {expected}")

@@ -23,6 +23,7 @@ from ..vision_config import (
     VisionNames,
     image_file,
     image_processor,
+    require_supported,
 )
 from .deepseek import read_mistral4
 from .llama import read_ministral3, read_mistral
@@ -91,16 +92,12 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
 def _require_tower(raw: Raw) -> None:
     """Refuse what is another tower, or makes other use of it."""
     tower = raw["vision_config"]
-    rope_type = (tower.get("rope_parameters") or {}).get("rope_type", "axial")
-    for name, found, *allowed in (
-        ("vision_config.model_type", tower.get("model_type", "pixtral"), "pixtral"),
-        ("vision_config.hidden_act", tower.get("hidden_act", "gelu"), "gelu", "silu"),
-        ("vision_config.rope_parameters.rope_type", rope_type, "axial", "default"),
-        ("projector_hidden_act", raw.get("projector_hidden_act", "gelu"), "gelu"),
-        ("vision_feature_layer", raw.get("vision_feature_layer", -1), -1),
-    ):
-        if found not in allowed:
-            raise ModelError(f"unsupported {name} {found!r}; supported: {', '.join(map(str, allowed))}")
+    rope = tower.get("rope_parameters") or {}
+    require_supported(tower, "model_type", "pixtral")
+    require_supported(tower, "hidden_act", "gelu", "silu")
+    require_supported(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
+    require_supported(raw, "projector_hidden_act", "gelu", within="")
+    require_supported(raw, "vision_feature_layer", -1, within="")
     sizes = ("hidden_size", "num_attention_heads")
     hidden_size, heads = (positive(tower, name, within=TOWER) for name in sizes)
     head_dim = whole_or_none(tower, "head_dim", within=TOWER)

@@ -23,6 +23,7 @@ from ..vision_config import (
     decoder_fields,
     read_rope_fields,
     read_scale,
+    require_supported,
 )
 from .llama import read_qwen2, read_qwen3
 from .mixtures import read_qwen3_moe
@@ -40,7 +41,7 @@ _QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,)
 
 def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen2 with a vision tower in front (arXiv 2409.12191)."""
-    _require_activation(raw, "quick_gelu")
+    require_supported(raw["vision_config"], "hidden_act", "quick_gelu")
     tower = raw["vision_config"]
     size = positive(tower, "embed_dim", within=TOWER)
     # By the others' names: `hidden_size` is the decoder's here.
@@ -58,7 +59,7 @@ def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
 def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     """The same with a tower that has windows (arXiv 2502.13923)."""
     tower = raw["vision_config"]
-    _require_activation(raw, "silu")
+    require_supported(raw["vision_config"], "hidden_act", "silu")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
         window_size=whole(tower, "window_size", 112, within=TOWER),
@@ -100,7 +101,7 @@ def _read_qwen3(
 ) -> ModelShape:
     """`read`: of its decoder, which has `defaults` for fields left out, and a rope of these `sections`."""
     tower, text = raw["vision_config"], raw["text_config"]
-    _require_activation(raw, "gelu_pytorch_tanh")
+    require_supported(raw["vision_config"], "hidden_act", "gelu_pytorch_tanh")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN3_IMAGES), patch_size=16),
         activation="gelu_tanh",
@@ -140,12 +141,6 @@ def _position_side(num_positions: int) -> int:
     if side**2 != num_positions:
         raise ModelError(f"vision_config.num_position_embeddings {num_positions} is no square of a whole number")
     return side
-
-
-def _require_activation(raw: Raw, expected: str) -> None:
-    """Of the tower."""
-    if (activation := raw["vision_config"].get("hidden_act", expected)) != expected:
-        raise ModelError(f"unsupported vision_config.hidden_act {activation!r}; supported: {expected}")
 
 
 def _read_tower(raw: Raw, scale: ImageScale, patch_size: int) -> VisionConfig:
