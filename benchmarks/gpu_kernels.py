@@ -274,26 +274,24 @@ def _plain_decode_lines(sizes: Sizes, limits: Limits) -> Iterator[Line]:
 
 
 def _prefill_lines(sizes: Sizes, limits: Limits) -> Iterator[Line]:
-    tokens = sizes.prefill_tokens
-    ours, rivals = _prefill(sizes)
-    flops = 2 * sizes.heads * sizes.head_dim * tokens**2
-    rate, best = flops / ours.median / 1e12, flops / min(rivals.values()) / 1e12
-    yield Line("prefill: fraction of the matrix rate", rate, "TFLOP/s", rate * 1e12 / limits.flops_per_second)
-    name = f"prefill of {tokens}: speed of the best torch SDPA ({', '.join(rivals)})"
-    yield Line(name, rate, "TFLOP/s", rate / best, 0.85, 3, best, ours.spread)
-    # As many numbers in half as many heads: as many operations.
+    line = _prefill_line(f"prefill of {sizes.prefill_tokens}", sizes)
+    share = line.value * 1e12 / limits.flops_per_second
+    yield Line("prefill: fraction of the matrix rate", line.value, "TFLOP/s", share)
+    yield replace(line, goal=0.85, number=3)
+    # As many numbers in half as many heads.
     larger = replace(sizes, heads=sizes.heads // 2, kv_heads=sizes.kv_heads // 2, head_dim=2 * sizes.head_dim)
-    ours, rivals = _prefill(larger)
-    rate, best = flops / ours.median / 1e12, flops / min(rivals.values()) / 1e12
-    name = f"  with heads of {larger.head_dim}: speed of the best torch SDPA ({', '.join(rivals)})"
-    yield Line(name, rate, "TFLOP/s", rate / best, limit=best, spread=ours.spread)
+    yield _prefill_line(f"  with heads of {larger.head_dim}", larger)
 
 
-def _prefill(sizes: Sizes) -> tuple[Timing, dict[str, float]]:
-    """What one takes, and what it takes torch."""
+def _prefill_line(name: str, sizes: Sizes) -> Line:
+    """Its speed, and how that compares with torch's best."""
     tokens = sizes.prefill_tokens
     case = AttentionCase.build(sizes, [tokens], [tokens], [range(0)])
-    return timed(case.runner(sizes, never)[0], sizes), _sdpa_seconds(sizes, tokens)
+    ours, rivals = timed(case.runner(sizes, never)[0], sizes), _sdpa_seconds(sizes, tokens)
+    flops = 2 * sizes.heads * sizes.head_dim * tokens**2
+    rate, best = flops / ours.median / 1e12, flops / min(rivals.values()) / 1e12
+    name = f"{name}: speed of the best torch SDPA ({', '.join(rivals)})"
+    return Line(name, rate, "TFLOP/s", rate / best, limit=best, spread=ours.spread)
 
 
 def _sdpa_seconds(sizes: Sizes, tokens: int) -> dict[str, float]:
