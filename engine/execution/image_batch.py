@@ -41,7 +41,7 @@ def with_image_positions(batch: Batch, scheduled: SequenceOf[ScheduledSequence])
 
 def with_spans(attention: AttentionMetadata, images: ImageTokens) -> AttentionMetadata:
     """The layout with the spans of images whose tokens see all of it; the same where there are none."""
-    spans = [_span(attention, piece) for piece in images.whole_pieces]
+    spans = [_span(attention, piece) for piece in images.two_way_pieces]
     return replace(attention, spans=spans) if spans else attention
 
 

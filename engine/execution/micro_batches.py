@@ -47,7 +47,7 @@ def _cuts(batch: Batch, number: int) -> list[int]:
     """Where the parts begin, and where the last one ends; fewer where an image takes more than a part."""
     num_tokens = len(batch.token_ids)
     cuts = {num_tokens * part // number for part in range(number + 1)}
-    for place, _, first, last in () if batch.images is None else batch.images.whole_pieces:
+    for place, _, first, last in () if batch.images is None else batch.images.two_way_pieces:
         end = place + last - first
         cuts = {end if place < cut < end else cut for cut in cuts}
     return sorted(cuts)

@@ -100,7 +100,7 @@ class BlockTables:
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
         if sequence.images is not None:
             start = sequence.num_computed_tokens
-            num_tokens = sequence.images.whole(start, start + num_tokens) - start
+            num_tokens = sequence.images.end_of_step(start, start + num_tokens) - start
         if self._window is None:
             return num_tokens
         # A sequence longer than the memory advances by what its window leaves free.

@@ -22,8 +22,8 @@ class ImageTokens:
     positions: NDArray[numpy.int64]
 
     @property
-    def whole_pieces(self) -> list[Piece]:
-        """Those of images whose tokens see all of it."""
+    def two_way_pieces(self) -> list[Piece]:
+        """Those of images whose tokens see each other in both directions: each goes to its image's end."""
         return [piece for piece in self.pieces if piece.image.config.is_two_way]
 
     def between(self, start: int, end: int) -> "ImageTokens":

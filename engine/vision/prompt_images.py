@@ -142,7 +142,7 @@ class PromptImages:
         more = numpy.arange(end - num_more, end, dtype=numpy.int32) + numpy.int32(self.offset)
         return numpy.concatenate((known, numpy.broadcast_to(more, (3, num_more))), axis=1)
 
-    def whole(self, start: int, end: int) -> int:
+    def end_of_step(self, start: int, end: int) -> int:
         """Where a step is to end for which the sequence's tokens from `start` to before `end` were chosen.
 
         Before an image that it would cut, or behind it where there is nothing before.
