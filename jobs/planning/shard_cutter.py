@@ -17,9 +17,9 @@ _SHARD_ROWS = 256
 # Of a job with millions of rows: each shard is a row of the ledger, a message and a file or more of the data set.
 _MOST_SHARD_ROWS = 1024
 _WANTED_SHARDS = 16_384
-# What a worker has in its engine at a time where nothing else is set. Of a small job each is to have so many; smaller
-# than this they are more work to hand out than to spread.
+# Of a small job each worker is to have so many: by default it has as many in its engine at a time.
 _SHARDS_A_WORKER = 4
+# Smaller shards are more work to hand out than there is to spread.
 _LEAST_SHARD_ROWS = 32
 # Of two prompts so much is compared at a time.
 _STEP_BYTES = 512
