@@ -39,7 +39,7 @@ from headrace.engine.engine import Engine
 from headrace.jobs.broker.celery_app import broker_url
 from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.client.client import Client, Job
-from headrace.jobs.planning.side_by_side import num_cores
+from headrace.jobs.processes import num_cores
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.worker import WorkerOptions, serve
 from headrace.storage.ledger.records import JobState

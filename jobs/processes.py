@@ -65,3 +65,8 @@ def _poll_parent(parent_pid: int, signum: signal.Signals) -> None:
     while os.getppid() == parent_pid:
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signum)
+
+
+def num_cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

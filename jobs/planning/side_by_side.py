@@ -1,6 +1,5 @@
 """Planning a large input on all cores: in this process and in helpers, the results in the order of the work."""
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from ...storage.readers import InputRow
+from ..processes import num_cores
 from .planning_process import PlanningProcess, Recipe
 from .rows_planner import PlannedRun, RowsPlanner
 from .work import PlanRows, Work
@@ -106,8 +106,3 @@ class SideBySide:
         except (EOFError, OSError):
             begun.helper.kill()
             return begun.work.done_by(self._planner)
-
-
-def num_cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

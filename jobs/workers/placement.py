@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
 from ...engine.errors import ConfigError
+from ..processes import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +26,14 @@ _INSTANCE = "MIG-"
 
 @dataclass(frozen=True)
 class Devices:
-    """What a worker of this host would find. `gpus`: by what CUDA_VISIBLE_DEVICES may call them, in order."""
+    """What a worker of this host would find. `gpus`: by what CUDA_VISIBLE_DEVICES may call them, in order.
+
+    `num_threads` are torch's, which may be told to have fewer than there are cores.
+    """
 
     gpus: Sequence[str]
     num_threads: int
+    num_cores: int = field(default_factory=num_cores)
 
     @classmethod
     def found(cls) -> Self:
@@ -45,6 +50,11 @@ class Devices:
     def environments(self, num_workers: int, gpus_each: int) -> list[dict[str, str]]:
         """What each worker has in its environment in the place of what is there. Raises `ConfigError`."""
         if not self.gpus:
+            if num_workers > (most := max(self.num_cores, self.num_threads)):
+                raise ConfigError(
+                    f"data_parallel_size={num_workers} is more than the {most} cores that workers would share: "
+                    "torch finds no GPU"
+                )
             return [{_THREADS: str(max(1, self.num_threads // num_workers))}] * num_workers
         if (needed := num_workers * gpus_each) > len(self.gpus):
             each = f", {gpus_each} for each worker" if gpus_each > 1 else ""
@@ -70,7 +80,7 @@ def gpu_names(visible: str | None, num_found: int) -> list[str]:
 def place(num_workers: int, gpus_each: int) -> Sequence[Mapping[str, str]]:
     """What each of a host's workers has in its environment in the place of what is there; a single one nothing.
 
-    Raises `ConfigError` where there are GPUs and too few of them.
+    Raises `ConfigError` where there are too few GPUs, or without any too few cores.
     """
     if num_workers == 1:
         return [{}]

@@ -57,8 +57,17 @@ def test_each_worker_has_gpus_of_its_own_in_order(num_gpus: int) -> None:
 def test_without_gpus_workers_share_the_cores(num_threads: int, num_workers: int, each: int) -> None:
     # As processes that share a model do: these divide it once more.
     for gpus_each in (1, 2):
-        places = Devices([], num_threads).environments(num_workers, gpus_each)
+        places = Devices([], num_threads, num_cores=4).environments(num_workers, gpus_each)
         assert places == [{"OMP_NUM_THREADS": str(each)}] * num_workers
+
+
+@pytest.mark.parametrize(("num_threads", "num_cores"), [(4, 1), (1, 4)])
+def test_without_gpus_there_are_no_more_workers_than_cores(num_threads: int, num_cores: int) -> None:
+    """Nor than threads, where torch is told to have more."""
+    devices = Devices([], num_threads, num_cores)
+    assert len(devices.environments(4, 1)) == 4
+    with pytest.raises(ConfigError, match=r"^data_parallel_size=5 is more than the 4 cores .*: torch finds no GPU$"):
+        devices.environments(5, 1)
 
 
 @pytest.fixture
