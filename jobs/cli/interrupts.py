@@ -10,11 +10,17 @@ from types import FrameType
 def termination_as_interrupt() -> Iterator[None]:
     """End on SIGTERM, and on SIGHUP, as on Ctrl-C: `KeyboardInterrupt` is raised in the main thread.
 
-    `nohup` has a closed terminal ignored, which it stays.
+    Once: what is told again while a command ends would have it leave its workers as they are. `nohup` has a closed
+    terminal ignored, which it stays.
     """
 
+    is_told = False
+
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            raise KeyboardInterrupt
 
     heard = [signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
