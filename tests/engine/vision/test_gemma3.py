@@ -212,7 +212,7 @@ def test_places_are_those_of_its_processor(gemma, text):
     assert reader.expanded(encode(text), grids).tolist() == encode(whole)
     assert reader.num_expanded(encode(text), grids) == len(encode(whole))
     # Elsewhere a prompt of tokens has newlines as it came.
-    apart = [10, 10, 65]
+    apart = [TWO_NEWLINES - 1, TWO_NEWLINES - 1, 65]
     assert reader.expanded([*apart, *encode(text)], grids).tolist() == [*apart, *encode(whole)]
 
 
@@ -330,3 +330,11 @@ def test_what_the_published_config_leaves_out(gemma, tmp_path):
     assert token_grid(500, 90, config.vision) == Grid(16, 16)
     assert config.vision.resampling == "bilinear"
     assert config.vision.image_mean == config.vision.image_std == (0.5, 0.5, 0.5)
+    # In all layers: answers of a model so small do not show it.
+    assert config.vision.two_way_layers == "all"
+    tokens = {"boi_token_index", "eoi_token_index", "image_token_index"}
+    bare = {name: value for name, value in raw.items() if name not in tokens}
+    (tmp_path / "config.json").write_text(json.dumps(bare))
+    assert ModelConfig.from_pretrained(tmp_path).vision == config.vision
+    (tmp_path / "config.json").write_text(json.dumps({**bare, "image_token_id": 7}))
+    assert ModelConfig.from_pretrained(tmp_path).vision == replace(config.vision, image_token_id=7)

@@ -78,7 +78,8 @@ def test_a_job_is_cut_for_workers_that_say_where_they_are(program, headrace, tmp
     request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
     rows = write_lines(tmp_path / "in.jsonl", *({"custom_id": str(number), **request} for number in range(100)))
     source = [rows, "--prompt", "{custom_id}", "--output"] if command == "run" else ["-i", rows, "-o"]
-    done = headrace(tmp_path / "data", command, *source, tmp_path / "out", "--model", MODEL, "-dp", "2")
+    options = ["--model", MODEL, "-dp", "2"]
+    done = headrace(tmp_path / "data", command, *source, tmp_path / "out", *options, HEADRACE_SHARD_ROWS="")
     assert done.status == 1
     assert "100 rows in 4 shards" in done.err
     said = "none of 2 workers is left: the first refused to start: on GPU-b"
