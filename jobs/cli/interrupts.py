@@ -1,25 +1,30 @@
 """How commands that run for long are told to stop."""
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from ..workers.worker_process import STOP_SECONDS
 
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """End on SIGTERM, and on SIGHUP, as on Ctrl-C: `KeyboardInterrupt` is raised in the main thread.
 
-    Once: what is told again while a command ends would have it leave its workers as they are. `nohup` has a closed
-    terminal ignored, which it stays.
+    What is told again soon, while a command ends, would have it leave its workers as they are, and is not heard; later
+    it is, as Python loses an exception that is raised where it cleans up. `nohup` has a closed terminal ignored, which
+    it stays.
     """
 
-    is_told = False
+    heard_at = -math.inf
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal is_told
-        if not is_told:
-            is_told = True
+        nonlocal heard_at
+        if time.monotonic() > heard_at + STOP_SECONDS:
+            heard_at = time.monotonic()
             raise KeyboardInterrupt
 
     heard = [signal.SIGTERM]
