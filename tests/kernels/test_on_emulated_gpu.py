@@ -161,6 +161,7 @@ LAUNCHED = {
             "expand",
             "gated_rms_norm",
             "merge",
+            "quantize_rows",
             "recurrent_rule",
             "scan",
             "shrink",
