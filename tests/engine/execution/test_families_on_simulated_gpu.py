@@ -29,6 +29,7 @@ from headrace.kernels.linear import Linear
 from headrace.kernels.norm_rotary import add_rms_norm_quantized
 
 from ..conftest import save_random_model
+from ..state_families import STATE_MAKERS
 from .simulated_gpu import simulated_gpu
 from .test_on_simulated_gpu import OPTIONS, SIZES
 
@@ -116,6 +117,7 @@ def test_answers_are_the_cpus(name, chat_folder, tmp_path, monkeypatch):
         assert answers(device="cuda", cuda_graph_sizes=(2,)) == expected
 
 
+LFM3_SIZES = {name: SIZES[name] for name in SIZES.keys() - {"bos_token_id", "eos_token_id"}} | {"num_hidden_layers": 3}
 FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
@@ -124,8 +126,10 @@ FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_blo
     [
         (LlamaConfig(**SIZES), 2),
         (MODELS["latents that are attended to, experts in groups"], 1),
+        # Gates of heads read what attention reads.
+        (STATE_MAKERS["lfm3"](LFM3_SIZES), 3),
     ],
-    ids=["attention and MLP", "latents, experts"],
+    ids=["attention and MLP", "latents, experts", "gates of heads"],
 )
 def test_norms_give_products_of_bytes_what_they_would_make_themselves(
     config, norms, chat_folder, tmp_path, monkeypatch
