@@ -12,7 +12,8 @@ from .folder import Concatenated, files_of_one_format
 from .json_array import JsonArray, is_json_array
 from .json_lines import JsonLines, are_columns
 from .location import Location
-from .source import InputRow, InputSource, is_unicode, readable
+from .readable import is_unicode, readable
+from .source import InputRow, InputSource
 from .sql import SqlQuery
 from .text import not_utf8
 

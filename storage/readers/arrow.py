@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from ..errors import InputError
 from ..rows.columns import SchemaUnifier, carried_values, changed_type, python_values
 from .location import Location
-from .source import InputRow, InputSource, readable, refuse_duplicates
+from .readable import readable, refuse_duplicates
+from .source import InputRow, InputSource
 
 BATCH_ROWS = 1024
 _FIRST_ROWS = 16

@@ -12,7 +12,8 @@ from typing import NoReturn, TextIO
 
 from ..errors import InputError
 from .location import Location
-from .source import InputRow, InputSource, is_unicode, refuse_duplicates
+from .readable import is_unicode, refuse_duplicates
+from .source import InputRow, InputSource
 from .text import expect_text, not_utf8
 
 # As much as a line of JSON: a megabyte of gzip may be one field of a gigabyte, which no process of ours is to hold.

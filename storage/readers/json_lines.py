@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
-from .source import InputRow, InputSource, is_unicode
+from .readable import is_unicode
+from .source import InputRow, InputSource
 from .text import expect_text, not_utf8
 
 # As deep as requests to the API may be. Python itself reads deeper ones than it can write again.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from ..errors import InputError
-from .source import readable
+from .readable import readable
 
 _COMPRESSIONS = (".gz", ".zst")
 

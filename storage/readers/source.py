@@ -1,19 +1,13 @@
 """What every input is: rows with numbers, read from the start any number of times."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from ..errors import InputError
 from ..rows.columns import SchemaUnifier
-
-if TYPE_CHECKING:
-    from .location import Location
+from .location import Location
+from .readable import readable
 
 
 class InputRow(NamedTuple):
@@ -48,7 +42,7 @@ class InputSource(ABC):
         self._columns: dict[str, None] = {}
 
     @property
-    def files(self) -> "Sequence[Location]":
+    def files(self) -> Sequence[Location]:
         """Those whose rows it has; none where they come from elsewhere."""
         return ()
 
@@ -73,28 +67,3 @@ class InputSource(ABC):
 
     @abstractmethod
     def _rows(self) -> Iterator[InputRow]: ...
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """The errors of reading an input as InputError."""
-    try:
-        yield
-    except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise InputError(f"input {name} cannot be read: {reason}") from error
-
-
-def refuse_duplicates(name: str, columns: Sequence[str]) -> None:
-    """Raises InputError when two columns have one name."""
-    for column, count in Counter(columns).items():
-        if count > 1:
-            raise InputError(f"input {name} has {count} columns named {column!r}: rename all but one")
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

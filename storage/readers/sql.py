@@ -15,7 +15,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from ..database import reason_of, with_defaults, with_driver
 from ..errors import Argument, InputError
 from ..rows.columns import as_text
-from .source import InputRow, InputSource, refuse_duplicates
+from .readable import refuse_duplicates
+from .source import InputRow, InputSource
 
 _FETCH_ROWS = 1024
 _SQL, _QUERY = Argument("sql"), Argument("query")

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from ..errors import InputError, StorageError
 from .arrow import BATCH_ROWS, expect_storable, rows_at_a_time, without_views
-from .source import readable
+from .readable import readable
 
 
 class ArrowStream(Protocol):
