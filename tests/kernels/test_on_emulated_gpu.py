@@ -24,6 +24,8 @@ pytest.importorskip("triton", minversion="3.7", reason="compiles the Triton kern
 from .test_triton_compiles import launched_kernels
 
 TESTS = Path(__file__).parent
+# Each compiles for some half a minute of a core, which a busy machine may not give it in five.
+pytestmark = pytest.mark.timeout(900)
 # The fastest that run each kernel in each of its ways; in two processes, for there may be two cores.
 CHOSEN = {
     "attention and rows": {
