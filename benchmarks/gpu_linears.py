@@ -20,9 +20,11 @@ from headrace.kernels.linear.quantized_reference import (
 )
 from headrace.kernels.linear.triton import (
     ScaledTile,
+    int4_linear_triton,
     quantize_rows_triton,
     scaled_linear_triton,
 )
+from headrace.kernels.linear.unpacked import int4_linear_unpacked
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,11 @@ def quantized_cases(sizes: Sizes) -> list[QuantizedCase]:
     scales = torch.full((inputs // 128, outputs), inputs**-0.5 / 6, dtype=torch.float16, device=device)
     int4 = Int4Weight.pack(nibbles, scales, torch.full_like(scales, 8, dtype=torch.uint8), 128)
     cases = [
-        QuantizedCase(
-            "W4A16",
-            Int4Product(int4, None),
-            lambda x: int4_linear_reference(x, int4),
-            nibbles.numel() // 2,
-            1,
+        QuantizedCase(name, call, lambda x: int4_linear_reference(x, int4), nibbles.numel() // 2, 1)
+        for name, call in (
+            ("W4A16", Int4Product(int4, None)),
+            ("W4A16, in one kernel", lambda x: int4_linear_triton(x, int4)),
+            ("W4A16, unpacked first", lambda x: int4_linear_unpacked(x, int4)),
         )
     ]
     plain = torch.randn(outputs, inputs, device=device) * inputs**-0.5

@@ -12,6 +12,7 @@ from torch import Tensor
 # The kernels use bfloat16 products, which came with Ampere.
 MIN_CAPABILITY = (8, 0)
 _HOPPER = 9
+_DATA_CENTRE_BLACKWELL = 10
 # Ada and Hopper were the first whose tensor cores multiply 8-bit floats.
 _FP8_CAPABILITY = (8, 9)
 # What the interpreter pretends to have: enough that work is shared out, and a Hopper's shared memory.
@@ -76,8 +77,17 @@ def _is_assembled_rightly(device: torch.device) -> bool:
 
 def is_hopper(device: torch.device) -> bool:
     """Whether a GPU is of the one generation that has its instructions and was measured."""
+    return _generation(device) == _HOPPER
+
+
+def multiplies_asynchronously(device: torch.device) -> bool:
+    """Whether a GPU's tensor cores multiply while the warps that have told them to go on: Hopper's and a B200's."""
+    return _generation(device) in (_HOPPER, _DATA_CENTRE_BLACKWELL)
+
+
+def _generation(device: torch.device) -> int:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _INTERPRETED_CAPABILITY
-    return capability[0] == _HOPPER
+    return capability[0]
 
 
 @cache

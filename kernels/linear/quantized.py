@@ -12,7 +12,7 @@ from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
 from .rows import QuantizedRows, RowFormat
-from .unpacked import MIN_ROWS, int4_linear_unpacked, unpacked_bytes
+from .unpacked import int4_linear_unpacked, min_unpacked_rows, unpacked_bytes
 from .weights import KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
 
@@ -45,11 +45,12 @@ class Int4Product(Product):
 
         order = self.weight.order if isinstance(self.weight, Int4Weight) else None
         placed = x if order is None else x[:, order]
-        multiply = int4_linear_triton if len(x) < MIN_ROWS else int4_linear_unpacked
+        is_fused = len(x) < min_unpacked_rows(self.weight, x.dtype)
+        multiply = int4_linear_triton if is_fused else int4_linear_unpacked
         return multiply(placed, self.weight, self._bias)
 
     def scratch_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
-        return 0 if num_rows < MIN_ROWS else unpacked_bytes(self.weight, dtype)
+        return 0 if num_rows < min_unpacked_rows(self.weight, dtype) else unpacked_bytes(self.weight, dtype)
 
 
 class ScaledProduct(Product):

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..device import num_processors, shared_bytes
+from ..device import is_hopper, multiplies_asynchronously, num_processors, shared_bytes
 from ..launch_sizes import cdiv, next_power_of_2
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from ..triton_early_launch import early_launch
@@ -68,16 +68,22 @@ _INT4_TILES_OF_SCALED = (
 )
 # Where narrower ones are more than processors have room for at a time.
 _WIDE_INT4_TILE = Int4Tile(64, 128, num_warps=4, per_processor=2, num_stages=4)
+# For Hopper's registers: each weight is unpacked once for as many rows as a decode has.
+_INT4_TILE_OF_MANY_ROWS = Int4Tile(256, 128, num_warps=8, per_processor=1, num_stages=4)
 
 
-def int4_tile(num_rows: int, num_outputs: int, dtype: torch.dtype, has_whole_tiles: bool, processors: int) -> Int4Tile:
+def int4_tile(
+    num_rows: int, num_outputs: int, dtype: torch.dtype, has_whole_tiles: bool, processors: int, on_hopper: bool
+) -> Int4Tile:
     """The tile for a product of so many rows. has_whole_tiles: see `has_whole_tiles`."""
-    rows = min(max(next_power_of_2(num_rows), 16), 128)
+    rows = max(next_power_of_2(num_rows), 16)
     # Without tensor cores a tile of more rows does not fit into the registers.
     if dtype == torch.float32:
         return _INT4_TILES_OF_SCALED[0 if rows == 16 else 1]
+    if rows > 128 and on_hopper:
+        return _INT4_TILE_OF_MANY_ROWS
     tiles = _INT4_TILES if has_whole_tiles else _INT4_TILES_OF_SCALED
-    tile = next(each for each in tiles if each.rows == rows)
+    tile = next((each for each in tiles if each.rows == rows), tiles[-1])
     is_crowded = cdiv(num_outputs, tile.outputs) > tile.per_processor * processors
     return _WIDE_INT4_TILE if rows == _WIDE_INT4_TILE.rows and is_crowded else tile
 
@@ -245,7 +251,7 @@ def int4_linear_triton(
         return output
     is_fp4, num_groups, processors = isinstance(weight, Fp4Weight), len(weight.scales), num_processors(x.device)
     are_whole = has_whole_tiles(weight, num_groups, is_fp4)
-    tile = tile or int4_tile(num_rows, num_outputs, x.dtype, are_whole, processors)
+    tile = tile or int4_tile(num_rows, num_outputs, x.dtype, are_whole, processors, is_hopper(x.device))
     grid = (cdiv(num_rows, tile.rows), cdiv(num_outputs, tile.outputs))
     num_tiles = cdiv(weight.num_inputs, 2 * HALF_TILE)
     to_fill = tile.per_processor * processors // (grid[0] * grid[1])
@@ -314,6 +320,12 @@ class _InGroups(Protocol):
     def group_size(self) -> int: ...
 
     @property
+    def num_inputs(self) -> int: ...
+
+    @property
+    def packed(self) -> Tensor: ...
+
+    @property
     def scales(self) -> Tensor: ...
 
     @property
@@ -335,17 +347,32 @@ def int4_options(
     num_stages: int | None = None,
 ) -> dict[str, Any]:
     """What products in four bits are compiled for, with a tile of so many rows of x and outputs."""
+    is_of_one_group = has_whole_tiles(weight, num_groups, is_fp4)
     return {
         "GROUP_SIZE": weight.group_size,
-        "IS_OF_ONE_GROUP": rows * outputs <= _SUMMED_NUMBERS and has_whole_tiles(weight, num_groups, is_fp4),
+        "IS_OF_ONE_GROUP": is_of_one_group,
+        "SCALES_SUMS": is_of_one_group and rows * outputs <= _SUMMED_NUMBERS,
+        "WEIGHT_FIRST": _is_weight_first(dtype, rows, weight.packed.device),
         "HAS_MINIMA": weight.has_minima,
         "IS_FP4": is_fp4,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "IS_WHOLE": weight.num_inputs % (2 * HALF_TILE) == 0,
         "ROWS": rows,
         "HALF_TILE": HALF_TILE,
         # A narrow tile is few bytes: many are to be under way.
         "num_stages": num_stages or (8 if outputs == 64 else 4),
     }
+
+
+def _is_weight_first(dtype: torch.dtype, rows: int, device: torch.device) -> bool:
+    """Whether a tile's product is faster with the weight as its first factor.
+
+    As the second one it goes through shared memory once it is unpacked, or into more registers than there are. But
+    tensor cores that are waited for take as long for few rows of x as for many (16 rows on an H200: 50 µs for 32). And
+    of float32 that is unpacked from four bits Triton would have a B200's cut what TF32 has not, although it is told not
+    to, if a tile had 64 outputs for its first side.
+    """
+    return dtype != torch.float32 and (rows > 64 or not multiplies_asynchronously(device))
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:

@@ -226,10 +226,13 @@ def int4_linear_kernel(
     x_stride,
     GROUP_SIZE: tl.constexpr,
     IS_OF_ONE_GROUP: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     IS_FP4: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
@@ -243,7 +246,7 @@ def int4_linear_kernel(
     is_row, is_column = row < num_rows, column < num_outputs
     first_tile = split.to(tl.int32) * tiles_per_split
     product = int4_product(
-        x + row[:, None] * x_stride,
+        x + row * x_stride,
         is_row,
         packed,
         scales,
@@ -257,9 +260,12 @@ def int4_linear_kernel(
         num_groups,
         GROUP_SIZE,
         IS_OF_ONE_GROUP,
+        SCALES_SUMS,
+        WEIGHT_FIRST,
         HAS_MINIMA,
         IS_FP4,
         PRECISION,
+        IS_WHOLE,
         ROWS,
         OUTPUTS,
         HALF_TILE,
@@ -286,46 +292,56 @@ def int4_product(
     num_groups,
     GROUP_SIZE: tl.constexpr,
     IS_OF_ONE_GROUP: tl.constexpr,
+    SCALES_SUMS: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     IS_FP4: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
-    """Rows of x, at their first inputs [ROWS, 1], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles.
+    """Rows of x, at their first inputs [ROWS], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles.
 
+    WEIGHT_FIRST: the weight is the product's first factor, which tensor cores take from the registers that it is
+    unpacked into; the second goes through shared memory.
+    IS_OF_ONE_GROUP: in a tile each column has one scale. SCALES_SUMS: then it is the sums that are scaled.
     IS_FP4: values are E2M1, without zeros. Of these in groups of less than half a tile (NVFP4) scales are bytes of
     E4M3, and `zeros` what columns are multiplied by.
     """
     byte = tl.arange(0, HALF_TILE)
     last_group = num_groups - 1
     factor = _factor(zeros, column, is_column, IS_FP4 and GROUP_SIZE < HALF_TILE)
-    product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-    if IS_OF_ONE_GROUP:
+    product = tl.zeros((OUTPUTS, ROWS) if WEIGHT_FIRST else (ROWS, OUTPUTS), dtype=tl.float32)
+    if SCALES_SUMS:
         group = tl.minimum(2 * first_tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
         next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
     for tile in range(first_tile, end_tile):
-        bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
-        values = tl.load(bytes_at, mask=is_column[None, :], other=0)
+        first_byte = _side(tile * HALF_TILE + byte, not WEIGHT_FIRST).to(tl.int64)
+        bytes_at = packed + first_byte * num_outputs + _side(column, WEIGHT_FIRST)
+        values = tl.load(bytes_at, mask=_side(is_column, WEIGHT_FIRST), other=0)
         if IS_OF_ONE_GROUP:
-            group = tl.minimum(2 * tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
-            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :] + NIBBLE_BASE
-            # On its way while this tile is computed: what no product reads is not fetched ahead by the compiler.
-            scale = next_scale
-            group = tl.minimum(2 * (tile + 1) * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
-            next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
-            partial = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-            for half in tl.static_range(2):
-                first = (2 * tile + half) * HALF_TILE
-                left = _inputs(x_rows, first + byte, is_row, num_inputs)
-                # Exact in 16 bits; the scale is the sums'.
-                weight = (_nibbles(values, half) - zero).to(x_rows.dtype.element_ty)
-                partial = tl.dot(left, weight, partial, input_precision=PRECISION)
-            product += partial * scale.to(tl.float32)[None, :]
-        else:
-            for half in tl.static_range(2):
-                first = (2 * tile + half) * HALF_TILE
+            place = tl.minimum(2 * tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs + column
+            zero = tl.load(zeros + place, mask=is_column, other=0).to(tl.float32) + NIBBLE_BASE
+            zero = _side(zero, WEIGHT_FIRST)
+            if SCALES_SUMS:
+                # On its way while this tile is computed: what no product reads is not fetched ahead by the compiler.
+                scale = next_scale
+                group = tl.minimum(2 * (tile + 1) * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
+                next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
+            else:
+                scale = tl.load(scales + place, mask=is_column, other=0.0)
+            scale = _side(scale.to(tl.float32), WEIGHT_FIRST)
+        sums = tl.zeros_like(product) if SCALES_SUMS else product
+        for half in tl.static_range(2):
+            first = (2 * tile + half) * HALF_TILE
+            if SCALES_SUMS:
+                # Exact in 16 bits.
+                weight = _nibbles(values, half) - zero
+            elif IS_OF_ONE_GROUP:
+                weight = (_nibbles(values, half) - zero) * scale
+            else:
                 weight = _int4_weights(
                     values,
                     half,
@@ -340,11 +356,17 @@ def int4_product(
                     GROUP_SIZE,
                     HAS_MINIMA,
                     IS_FP4,
+                    WEIGHT_FIRST,
                     HALF_TILE,
                 )
-                left = _inputs(x_rows, first + byte, is_row, num_inputs)
-                product = tl.dot(left, weight.to(x_rows.dtype.element_ty), product, input_precision=PRECISION)
-    return product
+            weight = weight.to(x_rows.dtype.element_ty)
+            inputs = _inputs(x_rows, first + byte, is_row, num_inputs, IS_WHOLE, WEIGHT_FIRST)
+            if WEIGHT_FIRST:
+                sums = tl.dot(weight, inputs, sums, input_precision=PRECISION)
+            else:
+                sums = tl.dot(inputs, weight, sums, input_precision=PRECISION)
+        product = product + sums * scale if SCALES_SUMS else sums
+    return tl.trans(product) if WEIGHT_FIRST else product
 
 
 @triton.jit
@@ -368,26 +390,30 @@ def _int4_weights(
     GROUP_SIZE: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     IS_FP4: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
-    """What the low four bits of bytes stand for, or the high ones, which begin with input `first`, in float32."""
+    """What the low four bits of bytes stand for, or the high ones, which begin with input `first`.
+
+    float32: [OUTPUTS, HALF_TILE], or, not WEIGHT_FIRST, turned.
+    """
     group = first // GROUP_SIZE
     place = tl.minimum(group, last_group) * num_outputs + column
     if IS_FP4 and GROUP_SIZE < HALF_TILE:
         tl.static_assert(2 * GROUP_SIZE == HALF_TILE)
         second = tl.minimum(group + 1, last_group) * num_outputs + column
         scale = tl.where(
-            (tl.arange(0, HALF_TILE) < GROUP_SIZE)[:, None],
-            (_e4m3(tl.load(scales + place, mask=is_column, other=0)) * factor)[None, :],
-            (_e4m3(tl.load(scales + second, mask=is_column, other=0)) * factor)[None, :],
+            _side(tl.arange(0, HALF_TILE) < GROUP_SIZE, not WEIGHT_FIRST),
+            _side(_e4m3(tl.load(scales + place, mask=is_column, other=0)) * factor, WEIGHT_FIRST),
+            _side(_e4m3(tl.load(scales + second, mask=is_column, other=0)) * factor, WEIGHT_FIRST),
         )
         weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
     else:
-        scale = tl.load(scales + place, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        scale = _side(tl.load(scales + place, mask=is_column, other=0.0).to(tl.float32), WEIGHT_FIRST)
         if IS_FP4:
             weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
         else:
-            zero = tl.load(zeros + place, mask=is_column, other=0).to(tl.float32)[None, :]
+            zero = _side(tl.load(zeros + place, mask=is_column, other=0).to(tl.float32), WEIGHT_FIRST)
             if HAS_MINIMA:
                 weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
             else:
@@ -438,6 +464,7 @@ def unpack_int4_kernel(
             GROUP_SIZE,
             HAS_MINIMA,
             IS_FP4,
+            False,
             HALF_TILE,
         )
         depth = first + byte
@@ -447,8 +474,18 @@ def unpack_int4_kernel(
 
 
 @triton.jit
-def _inputs(x_rows, depth, is_row, num_inputs):
-    return tl.load(x_rows + depth[None, :], mask=is_row[:, None] & (depth < num_inputs)[None, :], other=0.0)
+def _side(numbers, IS_FIRST: tl.constexpr):
+    """Numbers along a tile's first side or along its second."""
+    return numbers[:, None] if IS_FIRST else numbers[None, :]
+
+
+@triton.jit
+def _inputs(x_rows, depth, is_row, num_inputs, IS_WHOLE: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
+    """Of rows of x: [ROWS, depths], or, WEIGHT_FIRST, turned. IS_WHOLE: there are all of these inputs."""
+    is_there = _side(is_row, not WEIGHT_FIRST)
+    if not IS_WHOLE:
+        is_there &= _side(depth < num_inputs, WEIGHT_FIRST)
+    return tl.load(_side(x_rows, not WEIGHT_FIRST) + _side(depth, WEIGHT_FIRST), mask=is_there, other=0.0)
 
 
 @triton.jit

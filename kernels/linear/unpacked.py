@@ -6,19 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .weights import Fp4Weight, Int4Weight
+from ..device import is_hopper
+from .weights import HALF_TILE, Fp4Weight, Int4Weight
 
-# Beyond the most rows that the kernel multiplies while it has a weight in registers: it would unpack each twice. On an
-# H200, 4,096 outputs of 14,336 inputs, µs:
-#     rows         96   128   192   256   512   8,192
-#     the kernel   72    74   131   132   252   3,778
-#     unpacked     87    88    96    97   123   1,190
-#     bfloat16     45    46    51    53    80   1,141
-MIN_ROWS = 129
+# The most rows that the kernel multiplies while it has a weight in registers: of more it would unpack each twice.
+_FUSED_ROWS, _FUSED_ROWS_ON_HOPPER = 128, 256
 # Of larger weights some outputs are unpacked at a time, multiplied by, and overwritten with the next.
 MAX_BYTES = 128 * 2**20
 # Outputs come in such numbers, so that torch's product has whole tiles.
 _OUTPUTS_TOGETHER = 256
+
+
+def min_unpacked_rows(weight: Int4Weight | Fp4Weight, dtype: torch.dtype) -> int:
+    """From how many rows of this type on to unpack a weight first."""
+    # NVFP4's takes three times as many instructions.
+    is_slow = isinstance(weight, Fp4Weight) and weight.group_size < HALF_TILE
+    has_many = is_hopper(weight.packed.device) and dtype != torch.float32 and not is_slow
+    return (_FUSED_ROWS_ON_HOPPER if has_many else _FUSED_ROWS) + 1
 
 
 def int4_linear_unpacked(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from compiled_before import CompiledBefore, Facts, Record, compile_unknown
 from machine_code import describe, read_unwritten
-from ptx_checks import fuses_rounding, waits_at_end, waits_first
+from ptx_checks import cuts_float32, fuses_rounding, waits_at_end, waits_first
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
@@ -148,6 +148,8 @@ def compile_instead(
         return
     ptx, cubin = compiled.asm["ptx"], compiled.asm["cubin"]
     facts = {"shared_bytes": compiled.metadata.shared, "fuses": fuses_rounding(ptx)}
+    if arguments.get("PRECISION") == "ieee":
+        facts["cuts"] = cuts_float32(ptx)
     if options.get("launch_pdl"):
         facts["waits"] = (waits_at_end if arguments.get("FOLLOWS_WIDE", False) else waits_first)(ptx)
     if record is None:
@@ -294,6 +296,17 @@ def compile_linear(card: Card) -> None:
                 for has_blocks in {False, group_size == 128}:
                     weight = ScaledWeight(values, scales, group_size, has_blocks)
                     linear.scaled_linear_triton(*quantized, weight, None, dtype)
+
+
+def compile_wide_from_narrow(card: Card) -> None:
+    """float32 times what is unpacked from four bits."""
+    x, scales = torch.zeros(256, 4096), torch.ones(32, 6144)
+    for rows in (1, 256):
+        int4 = Int4Weight(torch.zeros(2048, 6144, dtype=torch.uint8), scales, scales.to(torch.uint8), 128, 4096)
+        linear.int4_linear_triton(x[:rows], int4)
+    experts = StackedExperts(matrices("int4", F32, 2 * 768, 2048), matrices("int4", F32, 2048, 768), Gate.SILU)
+    ids, shares = torch.zeros(256, 8, dtype=torch.int64), torch.ones(256, 8)
+    moe.mix_stacked_experts_triton(x[:, :2048], experts, ids, shares)
 
 
 def compile_the_rest(card: Card) -> None:
@@ -521,6 +534,7 @@ PARTS = {
     "tightest": compile_tightest,
     "heads": compile_heads,
     "linear": compile_linear,
+    "wide_from_narrow": compile_wide_from_narrow,
     "gated_delta": compile_gated_delta,
     "lora": compile_lora,
     "large_heads": compile_large_heads,

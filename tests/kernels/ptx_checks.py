@@ -12,6 +12,11 @@ def fuses_rounding(ptx: str) -> bool:
     return re.search(_FUSED_ROUNDING, ptx) is not None
 
 
+def cuts_float32(ptx: str) -> bool:
+    """Whether its products take of float32 what TF32 has."""
+    return "tf32" in ptx
+
+
 def waits_first(ptx: str) -> bool:
     """Whether it waits for the kernels before it, and touches no memory until then."""
     before, waits, _ = ptx.partition(_WAITS)

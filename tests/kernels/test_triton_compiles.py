@@ -69,11 +69,18 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(compiled):
     found = compiled("attention", "gated_delta", "linear", "lora", "mamba2", "moe", "rest")
     assert {each["kernel"] for each in found} == launched_kernels()
     assert_fits(found)
-    assert not [each["kernel"] for each in found if each["fuses"]]
+    assert not [each["kernel"] for each in found if each["fuses"] or each.get("cuts", False)]
     assert not [(each["kernel"], each["unwritten"]) for each in found if each["unwritten"]]
     # What begins early waits before it touches memory, or once it is done, where what is before it writes elsewhere.
     assert {each["kernel"] for each in found if "launch_pdl" not in each} == LATE_KERNELS
     assert not [each["kernel"] for each in found if "launch_pdl" in each and not each["waits"]]
+
+
+def test_float32_is_not_cut_to_tf32_where_triton_would(compiled):
+    """For a B200, had a product of float32 what is unpacked from four bits as its first factor."""
+    found = compiled("--cards", "B200", "wide_from_narrow")
+    assert {each["kernel"] for each in found if "cuts" in each} == {"int4_linear_kernel", "int4_experts_kernel"}
+    assert not [each["kernel"] for each in found if each.get("cuts", False)]
 
 
 def test_gpus_with_less_shared_memory(compiled):

@@ -85,6 +85,7 @@ def scaled_weight(
         (1, 8, 72, 72, 1),
         (3, 24, 160, 160, 3),
         (130, 33, 64, 32, None),
+        (150, 130, 256, 128, 2),
         (2, 16, 600, 32, None),
         (0, 16, 64, 64, None),
     ],
@@ -185,7 +186,7 @@ def test_a_weight_of_four_bits_is_unpacked_for_many_rows_alone(monkeypatch, devi
     """And says what that takes: rows and outputs are others'."""
     weight = int4_weight(40, 96, 32, device)
     product, dtype = Int4Product(weight, None), torch.float32
-    few, many = normal(unpacked.MIN_ROWS - 1, 96).to(device), normal(unpacked.MIN_ROWS, 96).to(device)
+    few, many = normal(128, 96).to(device), normal(129, 96).to(device)
     assert (product.scratch_bytes(len(few), dtype), product.scratch_bytes(len(many), dtype)) == (0, 40 * 96 * 4)
     adapted = AdaptedProduct(product, AdaptedRows(), [Addition(0, normal(2, 96), normal(2, 40))])
     assert adapted.scratch_bytes(len(many), dtype) == 40 * 96 * 4
@@ -299,12 +300,14 @@ def test_tiles_are_wide_where_every_processor_has_one(rows, outputs, is_grouped,
         (128, 28672, torch.float16, False, (128, 128)),
         (8192, 4096, torch.bfloat16, True, (128, 128)),
         (1, 4096, torch.float32, True, (16, 64)),
-        (128, 4096, torch.float32, True, (32, 64)),
+        (256, 4096, torch.float32, True, (32, 64)),
     ],
 )
 def test_tiles_in_four_bits(rows, outputs, dtype, has_whole_tiles, tile):
-    found = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132)
+    found = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132, on_hopper=False)
     assert (found.rows, found.outputs) == tile
+    on_hopper = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132, on_hopper=True)
+    assert on_hopper == found or (dtype is not torch.float32 and rows > 128 and on_hopper.rows == 256)
 
 
 @pytest.mark.parametrize(("shared", "tile", "stages"), [(ADA, (128, 128), 3), (A100, (128, 256), 3)])

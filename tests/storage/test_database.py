@@ -130,7 +130,7 @@ def test_who_stands_still_in_a_transaction_does_not_keep_its_locks(postgres_serv
         ledger.migrate()
         ledger.create_job(NewJob("job", "q", "m", "/out", "f", 1), [NewShard(0, 1, "/spool")])
         # The server's last words, unless its end of the connection was closed before they were read.
-        with pytest.raises(LedgerUnavailable, match="idle-in-transaction|server closed the connection"):
+        with pytest.raises(LedgerUnavailable, match=r"idle-in-transaction|server closed the connection"):
             stand_still(ledger.database)
         ledger.close()
 

@@ -34,7 +34,7 @@ from headrace.engine.request import Request
 from headrace.engine.speculative.ngram import NgramDrafter
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.transfer import Readback
-from headrace.kernels.linear import quantized, unpacked
+from headrace.kernels.linear import unpacked
 from headrace.kernels.paged_attention import planning
 
 from ..conftest import save_random_model
@@ -213,8 +213,7 @@ def test_what_four_bits_are_unpacked_into_is_set_aside_for_graphs_too(folder, tm
     options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
     options |= {"load_format": "dummy", "cuda_graph_sizes": (2,), "gpu_memory_utilization": 0.8}
     monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
-    for module in (quantized, unpacked):
-        monkeypatch.setattr(module, "MIN_ROWS", 1)
+    monkeypatch.setattr(unpacked, "_FUSED_ROWS", 0)
     with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
         llm, memory = LLM(tmp_path, **options, device="cuda"), gpu.memory
         generate(llm, EVERYTHING[:3])
