@@ -142,7 +142,9 @@ def _full_heads(raw: Raw, sliding: LayerSizes, is_sliding: tuple[bool, ...], has
     if (by_layer := raw.get("per_layer_config")) is None:
         number = raw.get("num_global_key_value_heads") if has_same else None
         return _with_heads(sliding, {"head_dim": raw.get("global_head_dim", 512), "num_key_value_heads": number})
-    found = [_with_heads(sliding, by_layer.get(str(layer)) or {}) for layer in range(len(is_sliding))]
+    # All its numbers have as many digits as the longest: "05".
+    fields = {int(layer): fields for layer, fields in by_layer.items()}
+    found = [_with_heads(sliding, fields.get(layer) or {}) for layer in range(len(is_sliding))]
     kinds = {
         slides: {each for each, of in zip(found, is_sliding, strict=True) if of is slides} for slides in (True, False)
     }

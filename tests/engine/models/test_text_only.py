@@ -159,6 +159,10 @@ def test_what_gemma_4_may_leave_out(tmp_path):
         (1e4, "default", 1.0),
         (1e6, "proportional", 0.25),
     ]
+    # transformers writes zeros before the numbers of layers.
+    assert set(published.to_dict()["per_layer_config"]) == {"05", "11"}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"text_config": published.to_dict()}))
+    assert ModelConfig.from_pretrained(tmp_path).layers == config.layers
 
 
 def test_decoders_that_are_not_known(tmp_path):
