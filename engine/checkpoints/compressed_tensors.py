@@ -1,12 +1,21 @@
 """The `quantization_config` of compressed-tensors, llm-compressor's format. Free of torch."""
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ModelError
 from .model_folder import Raw
 from .quantization_fields import names_in, read_block, read_group_size, require
-from .quantization_schemes import NVFP4_GROUP, ByteScheme, Int4Scheme, Nvfp4Scheme, QuantizationConfig, WeightScheme
+from .quantization_schemes import (
+    NVFP4_GROUP,
+    ByteScheme,
+    Int4Scheme,
+    Modules,
+    Nvfp4Scheme,
+    Pattern,
+    QuantizationConfig,
+    WeightScheme,
+)
 from .scalars import whole
 
 
@@ -19,10 +28,9 @@ def read_compressed_tensors(raw: Raw) -> QuantizationConfig:
     if transforms.get("config_groups"):
         raise ModelError("transform_config changes the activations, which is not supported")
     schemes = tuple(
-        (tuple(map(_named, names_in(group["targets"]))), _group(name, group, raw))
-        for name, group in raw["config_groups"].items()
+        (_named(group["targets"]), _group(name, group, raw)) for name, group in raw["config_groups"].items()
     )
-    return QuantizationConfig("compressed-tensors", schemes, tuple(map(_named, names_in(raw.get("ignore") or []))))
+    return QuantizationConfig("compressed-tensors", schemes, _named(raw.get("ignore") or []))
 
 
 _PACKED = (
@@ -77,8 +85,8 @@ def _bytes(name: str, weights: Raw) -> ByteScheme:
     return ByteScheme(kind, "block", block=read_block(f"{field}.block_structure", weights["block_structure"]))
 
 
-def _named(pattern: str) -> re.Pattern[str]:
-    """compressed-tensors' patterns: a module's name, `re:` and an expression, or the class of all of them."""
-    if pattern == "Linear":
-        return re.compile("")
-    return re.compile(pattern[3:] if pattern.startswith("re:") else re.escape(pattern) + "$")
+def _named(value: Any) -> tuple[Pattern, ...]:
+    """Each is a module's name, `re:` and an expression, or the class of all modules."""
+    patterns = names_in(value)
+    expressions = [each[3:] for each in patterns if each.startswith("re:")] + [""] * ("Linear" in patterns)
+    return (Modules(frozenset(patterns)), *map(re.compile, expressions))

@@ -36,7 +36,9 @@ class ModelConfig(ModelShape):
         try:
             _require_objects(raw)
             quantization = read_quantization(raw)
-            shape = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
+            shape = _without_idle_windows(read(folder, raw))
+            if quantization is not None:
+                shape = replace(shape, quantization=replace(quantization, other_names=shape.other_names))
             _check(shape)
         except FileError:
             raise

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
+from .other_names import SAME_NAMES, OtherNames
 from .quantization_schemes import QuantizationConfig
 from .rope_config import RopeConfig
 from .stage import WHOLE_MODEL, Stage
@@ -312,8 +313,8 @@ class ModelShape:
     names: DecoderNames = DecoderNames()
     # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
     unread_parts: tuple[str, ...] = ()
-    # What tensors' names begin with in some files, and what they are read as; one rule after the other.
-    other_names: tuple[tuple[str, str], ...] = ()
+    # What tensors, and modules in lists of them, are called in some files.
+    other_names: OtherNames = SAME_NAMES
     # Of a model that reads images: its eyes, and by which axis each of a head's frequencies turns: by time (0), height
     # (1) or width (2).
     vision: VisionConfig | None = None

@@ -7,11 +7,11 @@ from typing import Literal
 
 from ..errors import ModelError
 from .model_folder import Raw
-from .quantization_fields import inside, names_in, read_block, require
+from .quantization_fields import names_in, read_block, require
 from .quantization_schemes import (
     NVFP4_GROUP,
     ByteScheme,
-    Modules,
+    ModulesWithin,
     Nvfp4Scheme,
     Pattern,
     QuantizationConfig,
@@ -32,8 +32,9 @@ def read_modelopt(raw: Raw) -> QuantizationConfig:
     if "NVFP4" in str(raw.get("kv_cache_quant_algo") or raw.get("kv_cache_scheme")).upper():
         raise ModelError("kv_cache_quant_algo is 'NVFP4', of which the scales of keys and values are; supported: FP8")
     ignored = names_in(raw.get("ignore") or raw.get("exclude_modules") or [])
-    patterns = (re.compile(translate(each)) if "*" in each else inside(each) for each in ignored)
-    return QuantizationConfig("modelopt", tuple(_schemes(raw)), tuple(patterns))
+    globs = (re.compile(translate(each)) for each in ignored if "*" in each)
+    others = ModulesWithin.of(each for each in ignored if "*" not in each)
+    return QuantizationConfig("modelopt", tuple(_schemes(raw)), (others, *globs))
 
 
 def _schemes(raw: Raw) -> Iterable[tuple[tuple[Pattern, ...], WeightScheme]]:
@@ -48,7 +49,7 @@ def _schemes(raw: Raw) -> Iterable[tuple[tuple[Pattern, ...], WeightScheme]]:
         # What guesses tokens ahead is never read.
         if not name.startswith("mtp"):
             names.setdefault(_scheme(f"quantized_layers.{name}.", layer), set()).add(name)
-    yield from (((Modules(frozenset(each)),), scheme) for scheme, each in names.items())
+    yield from (((ModulesWithin.of(each),), scheme) for scheme, each in names.items())
 
 
 def _scheme(field: str, raw: Raw) -> WeightScheme:

@@ -1,15 +1,25 @@
 """Which weights of a checkpoint are quantised, and how: `quantization_config` of its `config.json`. Free of torch."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .compressed_tensors import read_compressed_tensors
 from .model_folder import Raw
 from .modelopt import read_modelopt
-from .quantization_fields import inside, names_in, read_block, read_group_size, require
-from .quantization_schemes import BlockScheme, ByteScheme, Int4Scheme, Mxfp4Scheme, QuantizationConfig, WeightScheme
+from .quantization_fields import names_in, read_block, read_group_size, require
+from .quantization_schemes import (
+    BlockScheme,
+    ByteScheme,
+    Int4Scheme,
+    ModulesWithin,
+    Mxfp4Scheme,
+    Pattern,
+    QuantizationConfig,
+    WeightScheme,
+)
 
 # Of GGUF's types, how many weights share a scale.
 _BYTE_GROUPS = {"Q5_0": 32, "Q8_0": 32, "Q6_K": 16}
@@ -49,23 +59,39 @@ def _gptq(raw: Raw) -> QuantizationConfig:
         has_order=bool(raw.get("desc_act", False)),
         are_zeros_less_one=raw.get("checkpoint_format", "gptq") == "gptq",
     )
-    ignored = [] if raw.get("lm_head") else [inside("lm_head")]
+    has_head, head = bool(raw.get("lm_head")), ModulesWithin.of(["lm_head"])
     targets = raw.get("modules_in_block_to_quantize") or []
-    patterns = [re.compile(rf".*\.{re.escape(name)}$") for names in targets for name in names_in(names)]
-    if raw.get("lm_head"):
-        patterns.append(inside("lm_head"))
+    patterns: list[Pattern] = [re.compile(rf".*\.{re.escape(name)}$") for names in targets for name in names_in(names)]
+    if has_head:
+        patterns.append(head)
     everywhere = (re.compile(""),)
-    return QuantizationConfig(
-        "gptq", ((tuple(patterns) if targets else everywhere, scheme),), (*ignored, *_gptq_exceptions(raw))
-    )
+    ignored = () if has_head else (head,)
+    schemes = ((tuple(patterns) if targets else everywhere, scheme),)
+    return QuantizationConfig("gptq", schemes, (*ignored, _read_dynamic(raw)))
 
 
-def _gptq_exceptions(raw: Raw) -> Iterable[re.Pattern[str]]:
-    """The modules that `dynamic` leaves out; it may also give some other bits, which is refused."""
-    for rule in raw.get("dynamic") or {}:
-        if not rule.startswith("-:"):
-            raise ModelError(f"dynamic has the rule {rule!r}; supported: rules that leave modules out (-:pattern)")
-        yield re.compile(rule.removeprefix("-:"))
+@dataclass(frozen=True)
+class _Dynamic:
+    """The modules that GPTQModel's `dynamic` leaves out; of its rules, each with whether it does, the first counts."""
+
+    rules: tuple[tuple[bool, re.Pattern[str]], ...]
+
+    def match(self, string: str, /) -> bool:
+        return next((leaves_out for leaves_out, pattern in self.rules if pattern.match(string)), False)
+
+
+def _read_dynamic(raw: Raw) -> _Dynamic:
+    """Refuses rules that give some modules other bits than all have."""
+    rules: list[tuple[bool, re.Pattern[str]]] = []
+    for rule, fields in (raw.get("dynamic") or {}).items():
+        leaves_out = rule.startswith("-:")
+        if not leaves_out and any(raw.get(name) != value for name, value in (fields or {}).items()):
+            raise ModelError(
+                f"dynamic has the rule {rule!r}: {shown(fields)}; supported: rules that leave modules out (-:pattern), "
+                "or say what holds for all"
+            )
+        rules.append((leaves_out, re.compile(rule.removeprefix("-:").removeprefix("+:"))))
+    return _Dynamic(tuple(rules))
 
 
 def _awq(raw: Raw) -> QuantizationConfig:
@@ -74,7 +100,7 @@ def _awq(raw: Raw) -> QuantizationConfig:
     require(raw, "zero_point", True, default=True)
     group_size = raw["group_size"] if "group_size" in raw else raw.get("q_group_size", 128)
     scheme = Int4Scheme("awq", read_group_size(group_size), is_symmetric=False)
-    return QuantizationConfig("awq", (((re.compile(""),), scheme),), _left_out(raw, "modules_to_not_convert"))
+    return QuantizationConfig("awq", (((re.compile(""),), scheme),), (_left_out(raw, "modules_to_not_convert"),))
 
 
 def _fp8(raw: Raw) -> QuantizationConfig:
@@ -86,7 +112,7 @@ def _fp8(raw: Raw) -> QuantizationConfig:
     else:
         # What says that there are no blocks calls the scale as if there were.
         scheme = ByteScheme("fp8", "tensor", "weight_scale_inv" if "weight_block_size" in raw else "weight_scale")
-    ignored = (*_left_out(raw, "modules_to_not_convert"), *_left_out(raw, "ignored_layers"))
+    ignored = (_left_out(raw, "modules_to_not_convert", "ignored_layers"),)
     return QuantizationConfig("fp8", (((re.compile(""),), scheme),), ignored)
 
 
@@ -108,7 +134,7 @@ def _of_blocks(kind: Any) -> WeightScheme:
 def _mxfp4(raw: Raw) -> QuantizationConfig:
     """The experts of gpt-oss alone."""
     experts = re.compile(r".*\.mlp\.experts\.")
-    return QuantizationConfig("mxfp4", (((experts,), Mxfp4Scheme()),), _left_out(raw, "modules_to_not_convert"))
+    return QuantizationConfig("mxfp4", (((experts,), Mxfp4Scheme()),), (_left_out(raw, "modules_to_not_convert"),))
 
 
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
@@ -122,9 +148,6 @@ _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
 }
 
 
-def _left_out(raw: Raw, field: str) -> tuple[re.Pattern[str], ...]:
-    """The modules that such a list names, whole or by a part of their names between dots, and the head.
-
-    Outside of compressed-tensors no one quantises a head unless asked to.
-    """
-    return tuple(map(inside, ["lm_head", *names_in(raw.get(field) or [])]))
+def _left_out(raw: Raw, *fields: str) -> ModulesWithin:
+    """The modules that these lists name, and the head, which outside of compressed-tensors no one quantises unasked."""
+    return ModulesWithin.of(["lm_head", *(name for field in fields for name in names_in(raw.get(field) or []))])

@@ -1,6 +1,5 @@
 """Fields of a `quantization_config` that several of its formats have. Free of torch."""
 
-import re
 from typing import Any
 
 from ..errors import ModelError, shown
@@ -32,10 +31,6 @@ def read_group_size(value: Any) -> int | None:
     if size < 1 or size % 32:
         raise ModelError(f"group_size is {size}; supported: multiples of 32, or -1")
     return size
-
-
-def inside(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?{re.escape(name.strip('.'))}(\..*)?$")
 
 
 def names_in(value: Any) -> list[str]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Literal, Protocol
 
 from ..errors import ModelError
+from .other_names import SAME_NAMES, OtherNames
 
 # In MXFP4 and in NVFP4, how many weights share a scale.
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
@@ -81,12 +82,28 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True)
 class Modules:
-    """Modules by their names, and all in them; of thousands one is found as soon as of a few. See `Pattern`."""
+    """Modules by their names; of thousands one is found as soon as of a few. See `Pattern`."""
 
     names: frozenset[str]
 
     def match(self, string: str, /) -> bool:
-        return any(before in self.names for before in accumulate(string.split("."), "{}.{}".format))
+        return string in self.names
+
+
+@dataclass(frozen=True)
+class ModulesWithin:
+    """Modules by their names, or a part of them between dots, and all in them. As `Modules`."""
+
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "ModulesWithin":
+        return cls(frozenset(name.strip(".") for name in names))
+
+    def match(self, string: str, /) -> bool:
+        parts = string.split(".")
+        ends = (accumulate(parts[start:], "{}.{}".format) for start in range(len(parts)))
+        return any(part in self.names for part in chain.from_iterable(ends))
 
 
 @dataclass(frozen=True)
@@ -94,12 +111,13 @@ class QuantizationConfig:
     """How a checkpoint was quantised. `method` is its name.
 
     `schemes`: the patterns of the modules that each is for, the first that fits counts. `ignored`: those of modules
-    that stay as they were.
+    that stay as they were. `other_names`: what else modules may be called there.
     """
 
     method: str
     schemes: tuple[tuple[tuple[Pattern, ...], WeightScheme], ...]
     ignored: tuple[Pattern, ...]
+    other_names: OtherNames = SAME_NAMES
 
     def scheme(self, names: Sequence[str]) -> WeightScheme | None:
         """How the modules of these names are quantised, which become one: None where they are not.
@@ -115,10 +133,11 @@ class QuantizationConfig:
         return found[0]
 
     def _scheme(self, name: str) -> WeightScheme | None:
-        if _matches(self.ignored, name):
+        names = self.other_names.anywhere(name)
+        if _matches(self.ignored, names):
             return None
-        return next((scheme for patterns, scheme in self.schemes if _matches(patterns, name)), None)
+        return next((scheme for patterns, scheme in self.schemes if _matches(patterns, names)), None)
 
 
-def _matches(patterns: Iterable[Pattern], name: str) -> bool:
-    return any(pattern.match(name) for pattern in patterns)
+def _matches(patterns: Iterable[Pattern], names: Sequence[str]) -> bool:
+    return any(pattern.match(name) for pattern in patterns for name in names)

@@ -1,6 +1,7 @@
 """Which files a model's weights are in, and whether these are whole. Free of torch."""
 
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def holds_tensor(folder: Path, name: str) -> bool:
-    """Whether a model's weights, if they are there, have a tensor of this name. Raises `ModelError`."""
+def holds_tensor(folder: Path, names: Collection[str]) -> bool:
+    """Whether a model's weights, if they are there, have a tensor by one of its names. Raises `ModelError`."""
+    wanted = set(names)
     if is_gguf(folder):
-        return name in checkpoint_tensors(GgufModel.open(folder))
+        return not wanted.isdisjoint(checkpoint_tensors(GgufModel.open(folder)))
     for file, promised in _promised_tensors(folder).items():
-        if name in promised:
+        if not wanted.isdisjoint(promised):
             return True
         if not promised and file.is_file():
             with open_weights(file, "numpy") as tensors:
-                return name in tensors.keys()  # noqa: SIM118
+                return not wanted.isdisjoint(tensors.keys())
     return False
 
 

@@ -1,6 +1,6 @@
 """Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded, or GGUF."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from ..errors import ModelError
 from .cut import WHOLE, Axes, Cut, without_ones
 from .gguf.file import is_gguf
 from .gguf.tensors import GgufTensors
+from .other_names import SAME_NAMES, OtherNames
 from .weight_files import open_weights, weight_files
 
 # Buffers some exporters write that are computed, not learned.
@@ -127,16 +128,17 @@ def load_weights(
     ignored: Iterable[str] = (),
     ignored_suffixes: tuple[str, ...] = (),
     ignored_prefixes: tuple[str, ...] = (),
-    other_names: Sequence[tuple[str, str]] = (),
+    other_names: OtherNames = SAME_NAMES,
 ) -> None:
     """Fill every slot's destination from the folder's safetensors files, or the GGUF file, converting the dtype.
 
-    Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
-    (`ignored` names, suffixes and prefixes excepted), or the file that is damaged. `other_names`: see `ModelShape`.
+    Raises `ModelError` naming the tensor that is missing, there twice, has another shape or type, or is not known to
+    the model (`ignored` names, suffixes and prefixes excepted), or the file that is damaged. `other_names`: see
+    `ModelShape`.
     """
     with ExitStack() as stack:
         opened = _open_all(folder, stack)
-        tensors = {_renamed(name, other_names): _Stored(file, name) for name, file in opened.items()}
+        tensors = _by_names_here(folder, opened, other_names)
         wanted = list(slots)
         for slot in wanted:
             _fill(folder, tensors, slot)
@@ -167,11 +169,17 @@ class _Stored(NamedTuple):
     name: str
 
 
-def _renamed(name: str, other_names: Sequence[tuple[str, str]]) -> str:
-    for there, here in other_names:
-        if name.startswith(there):
-            name = here + name.removeprefix(there)
-    return name
+def _by_names_here(folder: Path, opened: dict[str, Any], other_names: OtherNames) -> dict[str, _Stored]:
+    tensors: dict[str, _Stored] = {}
+    for stored, file in opened.items():
+        name = other_names.here(stored)
+        if name in tensors:
+            raise ModelError(
+                f"{folder} holds the tensors {tensors[name].name} and {stored}, which are the same one by two names: "
+                "leave one of them out"
+            )
+        tensors[name] = _Stored(file, stored)
+    return tensors
 
 
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:

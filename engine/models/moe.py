@@ -173,8 +173,12 @@ def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
     first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
     if quantization is not None and quantization.scheme([first]) is not None:
-        return holds_tensor(blank.config.path, f"{blank.prefix}{moe.names.stacked[1]}")
-    return not holds_tensor(blank.config.path, f"{first}.weight")
+        return _is_stored(blank, f"{blank.prefix}{moe.names.stacked[1]}")
+    return not _is_stored(blank, f"{first}.weight")
+
+
+def _is_stored(blank: BlankWeights, tensor: str) -> bool:
+    return holds_tensor(blank.config.path, blank.config.other_names.anywhere(tensor))
 
 
 def _listed_experts(blank: BlankWeights, moe: MoeConfig) -> Iterator[GatedMlp | PlainMlp]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, LayerInputsConfig, LayerSizes, ModelShape, MoeConfig
+from ..other_names import NESTED_NAMES
 from ..scalars import whole, whole_or_none
 from ..vision_config import decoder_fields
 from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
@@ -79,7 +80,7 @@ def read_gemma4_text(folder: Path, raw: Raw) -> ModelShape:
     tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", raw["text_config"].get("tie_word_embeddings", True))}
     shape = read_gemma4(folder, {**decoder_fields(raw), **tied}, "model.language_model")
     others = ("model.audio_tower.", "model.embed_audio.")
-    return replace(shape, unread_parts=(*shape.unread_parts, *EYES, *others))
+    return replace(shape, unread_parts=(*shape.unread_parts, *EYES, *others), other_names=NESTED_NAMES)
 
 
 def _layer_inputs(raw: Raw) -> LayerInputsConfig | None:

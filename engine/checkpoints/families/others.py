@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
+from ..other_names import LLAVA_NAMES
 from ..rope_config import RopeConfig, read_rope
 from ..scalars import number, number_or_none, whole, whole_or_none
 from ..vision_config import decoder_fields
@@ -169,17 +170,6 @@ def _falcon_layer(raw: Raw, is_new: bool) -> FalconConfig:
     return FalconConfig(is_parallel, "input_layernorm", None if is_parallel else "post_attention_layernorm")
 
 
-# transformers calls its modules otherwise than the files that it writes, and some tools write these names.
-_OTHER_NAMES = (
-    ("model.language_model.", "language_model.model."),
-    ("lm_head.", "language_model.lm_head."),
-    ("model.vision_tower.", "vision_tower."),
-    ("model.multi_modal_projector.", "multi_modal_projector."),
-    # SigLIP's, by transformers 4 and in the checkpoints of its time.
-    ("vision_tower.vision_model.", "vision_tower."),
-)
-
-
 def read_language_model(
     folder: Path, raw: Raw, readers: Mapping[str, Callable[[Path, Raw], ModelShape]], defaults: Raw
 ) -> ModelShape:
@@ -198,5 +188,5 @@ def read_language_model(
         head="language_model.lm_head",
     )
     return replace(
-        shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."), other_names=_OTHER_NAMES
+        shape, names=names, unread_parts=("vision_tower.", "multi_modal_projector."), other_names=LLAVA_NAMES
     )

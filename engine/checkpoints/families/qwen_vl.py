@@ -12,6 +12,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape
+from ..other_names import NESTED_NAMES, QWEN2_VL_NAMES
 from ..scalars import number, positive, whole, whole_or_none, wholes
 from ..vision_config import (
     CLIP_MEAN,
@@ -71,7 +72,8 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
 def _seeing_qwen2(folder: Path, raw: Raw, vision: VisionConfig) -> ModelShape:
     section = wholes(read_rope_fields(raw), "mrope_section")
     axes = tuple(axis for axis, length in enumerate(section) for _ in range(length))
-    return _seeing(read_qwen2(folder, decoder_fields(raw)), vision, section, axes)
+    decoder = replace(read_qwen2(folder, decoder_fields(raw)), other_names=QWEN2_VL_NAMES)
+    return _seeing(decoder, vision, section, axes)
 
 
 def read_qwen3_vl(folder: Path, raw: Raw) -> ModelShape:
@@ -124,7 +126,8 @@ def _read_qwen3(
     language = "model.language_model"
     names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
     section = wholes({"mrope_section": read_rope_fields(raw).get("mrope_section") or sections}, "mrope_section")
-    return _seeing(replace(decoder, names=names), vision, section, _in_turns(section))
+    decoder = replace(decoder, names=names, other_names=NESTED_NAMES)
+    return _seeing(decoder, vision, section, _in_turns(section))
 
 
 def _in_turns(section: tuple[int, ...]) -> tuple[int, ...]:

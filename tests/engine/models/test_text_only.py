@@ -183,6 +183,15 @@ def test_a_head_that_the_config_says_is_tied_is_not_left_out(tmp_path):
         generated(tmp_path)
 
 
+def test_a_tensor_that_is_there_by_two_names(tmp_path):
+    save_random_model(CONFIGS["mistral3"], tmp_path, AutoModelForImageTextToText)
+    tensors = load_file(tmp_path / "model.safetensors")
+    here, there = (f"{prefix}.norm.weight" for prefix in ("language_model.model", "model.language_model"))
+    save_file(tensors | {there: tensors[here] + 1}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"holds the tensors {here} and {there}, which are the same one"):
+        generated(tmp_path)
+
+
 def test_tensors_under_other_names_are_not_passed_over(tmp_path):
     save_random_model(CONFIGS["mistral3"], tmp_path, AutoModelForImageTextToText)
     tensors = load_file(tmp_path / "model.safetensors")

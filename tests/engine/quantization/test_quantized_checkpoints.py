@@ -13,10 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DeepseekV3Config,
     Gemma4TextConfig,
     GlmConfig,
     LlamaConfig,
+    Mistral3Config,
     Mistral4Config,
     MixtralConfig,
     Phi3Config,
@@ -66,16 +69,27 @@ FAMILIES = {
         topk_group=1,
         first_k_dense_replace=1,
     ),
-    "mistral4": Mistral4Config(
-        **SIZES | {"num_key_value_heads": 4},
-        kv_lora_rank=32,
-        q_lora_rank=32,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=24,
-        moe_intermediate_size=40,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
+    "mistral4": Mistral3Config(
+        text_config=Mistral4Config(
+            **SIZES | {"num_key_value_heads": 4},
+            kv_lora_rank=32,
+            q_lora_rank=32,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=8,
+            v_head_dim=24,
+            moe_intermediate_size=40,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+        ),
+        vision_config={
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        image_token_index=95,
+        tie_word_embeddings=False,
     ),
     "gemma4": Gemma4TextConfig(
         **SIZES | {"num_hidden_layers": 4},
@@ -102,7 +116,7 @@ FAMILIES = {
 }
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(1, 40))]
 LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
-OF_LATENTS = r"model\.layers\..*(proj|mqa)$"
+OF_LATENTS = r"(language_model\.)?model\.layers\..*(proj|mqa)$"
 # Of layers with states all but what their steps' sizes come from.
 WITH_STATES = r"model\.layers\..*(proj|in_proj_qkv|in_proj_z)$"
 
@@ -134,7 +148,7 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
     "gptq without a layer": (
         "llama",
         gptq(32),
-        {**GPTQ, "dynamic": {r"-:model\.layers\.1\.": {}}},
+        {**GPTQ, "dynamic": {"lm_head": {}, r"-:model\.layers\.1\.": {}, r"+:.*": {"bits": 4}}},
         r"model\.layers\.0\..*proj$",
     ),
     "gptq of some modules": (
@@ -282,7 +296,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def make(family: str) -> Path:
         folder = tmp_path_factory.mktemp(family)
-        save_random_model(FAMILIES[family], folder)
+        config = FAMILIES[family]
+        save_random_model(
+            config, folder, AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        )
         return folder
 
     return make
@@ -342,6 +359,18 @@ def test_the_tokens_are_those_of_the_weights(name, pair):
     # In float16 int8 weights are dequantised too; in float32 their activations may be quantised.
     dtype = "float16" if name == "compressed int8" else "float32"
     assert greedy(quantized, dtype=dtype) == greedy(plain, dtype=dtype)
+
+
+def test_in_files_with_the_names_of_modules(pair):
+    """As transformers calls them, but writes into no file."""
+    quantized, plain = pair("fp8 of stacked experts")
+    tensors = load_file(quantized / "model.safetensors")
+    names = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
+    save_file(
+        {re.sub("|".join(names), lambda found: names[found[0]], name): each for name, each in tensors.items()},
+        quantized / "model.safetensors",
+    )
+    assert greedy(quantized) == greedy(plain)
 
 
 def test_they_are_not_those_of_the_weights_before(pair, base):

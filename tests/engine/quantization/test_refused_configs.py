@@ -23,7 +23,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no bits": ({"quant_method": "gptq"}, "bits is None; supported: 4"),
     "gptq format": ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported: gptq, gptq_v2"),
     "group size": ({**GPTQ, "group_size": 16}, "group_size is 16; supported: multiples of 32, or -1"),
-    "dynamic": ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic has the rule '+:.*'; supported: rules that leave"),
+    "dynamic": (
+        {**GPTQ, "dynamic": {"+:.*": {"bits": 8}}},
+        "dynamic has the rule '+:.*': {'bits': 8}; supported: rules that leave",
+    ),
     "awq version": ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: gemm, GEMM"),
     "awq zeros": ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
     "fp8 kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: e4m3"),

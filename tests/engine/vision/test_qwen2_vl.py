@@ -1,10 +1,14 @@
 """Qwen2-VL sees and answers as transformers' does."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters
@@ -37,6 +41,18 @@ def test_answers(qwen2, options):
     asked = {name: qwen2.request(name, *parts) for name, parts in PROMPTS.items()}
     expected = {name: qwen2.answer(request, *PROMPTS[name]) for name, request in asked.items()}
     assert answers(new_engine(qwen2, **options), list(asked.values())) == expected
+
+
+def test_tensors_with_the_names_of_modules(qwen2, tmp_path):
+    folder = Path(copytree(qwen2.folder, tmp_path / "renamed"))
+    tensors = load_file(file := folder / "model.safetensors")
+    names = {"model.": "model.language_model.", "visual.": "model.visual."}
+    save_file(
+        {re.sub("^(model|visual).", lambda found: names[found[0]], name): tensors[name] for name in tensors}, file
+    )
+    request = qwen2.request("two", *PROMPTS["two"])
+    expected = answers(new_engine(qwen2), [request])
+    assert answers(new_engine(Oracle(folder, qwen2.model)), [request]) == expected
 
 
 def test_a_config_as_it_is_published(qwen2):
