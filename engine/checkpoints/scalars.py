@@ -35,6 +35,13 @@ def number(raw: Object, name: str, default: float | None = None, *, within: str 
     return float(value)
 
 
+def above_zero(raw: Object, name: str, *, within: str = "") -> float:
+    """See `whole`."""
+    if (found := number(raw, name, within=within)) <= 0:
+        raise ModelError(f"{within}{name} must be above 0, not {found}")
+    return found
+
+
 def whole_or_none(raw: Object, name: str, *, within: str = "") -> int | None:
     """None where it is left out, or null, or false."""
     return None if _is_nothing(raw.get(name)) else whole(raw, name, within=within)

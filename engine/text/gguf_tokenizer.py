@@ -9,8 +9,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as FastTokenizer
 
 from ..checkpoints.gguf.file import GgufModel
-from ..checkpoints.gguf.vocabulary import TokenType, Vocabulary, special_token_id
-from ..errors import ModelError
+from ..checkpoints.gguf.vocabulary import TokenType, Vocabulary, special_token_id, texts
+from ..checkpoints.model_folder import at_fault
+from ..errors import ModelError, shown
 from .split_patterns import CONTRACTIONS, GPT2, LLAMA3, QWEN2, QWEN3_5
 
 _SPACE = "▁"
@@ -62,26 +63,25 @@ def gguf_tokenizer(model: GgufModel) -> FastTokenizer:
     metadata = model.metadata
     try:
         kind = metadata["tokenizer.ggml.model"]
-        if kind not in _MAKERS:
-            raise ModelError(
-                f"{model.path}: unsupported tokenizer.ggml.model {kind!r}; supported: {', '.join(_MAKERS)}. {_ADVICE}"
-            )
+        if not isinstance(kind, str) or kind not in _MAKERS:
+            raise ModelError(f"unsupported tokenizer.ggml.model {shown(kind)}; supported: {', '.join(_MAKERS)}")
         vocabulary = Vocabulary.of(metadata)
         fast, add_bos = _MAKERS[kind](model, vocabulary)
         _add_tokens(fast, vocabulary)
         _add_ends(fast, metadata, vocabulary, add_bos)
+    except ModelError as error:
+        raise ModelError(f"{model.path}: {error}. {_ADVICE}") from error
     except KeyError as missing:
         raise ModelError(f"{model.path} has no field {missing} in its metadata. {_ADVICE}") from missing
-    except (TypeError, ValueError, IndexError) as error:
-        raise ModelError(f"{model.path} has a malformed vocabulary: {error}. {_ADVICE}") from error
     return fast
 
 
 def gguf_tokenizer_config(model: GgufModel) -> dict[str, Any]:
     """What a `tokenizer_config.json` would say beside it."""
     metadata = model.metadata
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    numbers = {name: special_token_id(metadata, stored) for name, stored in _NAMED_TOKENS.items()}
+    with at_fault(model.path):
+        tokens = texts(metadata, "tokens") if "tokenizer.ggml.tokens" in metadata else []
+        numbers = {name: special_token_id(metadata, stored) for name, stored in _NAMED_TOKENS.items()}
     config: dict[str, Any] = {
         name: tokens[number] for name, number in numbers.items() if number is not None and number < len(tokens)
     }
@@ -106,8 +106,8 @@ def _byte_level(model: GgufModel, vocabulary: Vocabulary) -> tuple[FastTokenizer
     name = str(model.metadata.get("tokenizer.ggml.pre", "default"))
     if (pre := _PRE_TOKENIZERS.get(name)) is None:
         supported = ", ".join(_PRE_TOKENIZERS)
-        raise ModelError(f"{model.path}: unsupported tokenizer.ggml.pre {name!r}; supported: {supported}. {_ADVICE}")
-    merges = [_pair(merge) for merge in model.metadata["tokenizer.ggml.merges"]]
+        raise ModelError(f"unsupported tokenizer.ggml.pre {name!r}; supported: {supported}")
+    merges = [_pair(merge) for merge in texts(model.metadata, "merges")]
     fast = FastTokenizer(_bpe(vocabulary.ids, merges, ignore_merges=pre.ignore_merges))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -120,7 +120,7 @@ def _byte_level(model: GgufModel, vocabulary: Vocabulary) -> tuple[FastTokenizer
 def _pair(merge: str) -> tuple[str, str]:
     # A token may begin with a space, and none is empty.
     left, _, right = merge[1:].partition(" ")
-    return merge[0] + left, right
+    return merge[:1] + left, right
 
 
 def _sentencepiece(model: GgufModel, vocabulary: Vocabulary) -> tuple[FastTokenizer, bool]:
@@ -142,7 +142,7 @@ def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> 
         return models.BPE(ids, merges, **options)
     # The Rust side raises bare Exception for what does not go together.
     except Exception as error:
-        raise ValueError(str(error)) from error
+        raise ModelError(f"tokenizer.ggml.tokens do not go with merges or scores: {error}") from error
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -174,9 +174,15 @@ def _add_ends(fast: FastTokenizer, metadata: Mapping[str, Any], vocabulary: Voca
     number_of = {"bos": special_token_id(metadata, "bos"), "eos": special_token_id(metadata, "eos")}
     is_added = {"bos": add_bos, "eos": False}
     wanted = [name for name in number_of if metadata.get(f"tokenizer.ggml.add_{name}_token", is_added[name])]
-    token_of = {name: vocabulary.tokens[number] for name in wanted if (number := number_of[name]) is not None}
+    token_of = {name: _token(vocabulary, name, number) for name in wanted if (number := number_of[name]) is not None}
     if not token_of:
         return
     before, after = ([token_of[name]] if name in token_of else [] for name in ("bos", "eos"))
     special = [(token, fast.token_to_id(token)) for token in token_of.values()]
     fast.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=special)
+
+
+def _token(vocabulary: Vocabulary, name: str, number: int) -> str:
+    if number >= (length := len(vocabulary.tokens)):
+        raise ModelError(f"tokenizer.ggml.{name}_token_id is {number}, and there are {length} tokens")
+    return vocabulary.tokens[number]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from . import gated_delta_net, with_states
 from .file import GgufModel, TensorInfo
 from .metadata import HAS_PARTS_APART, Fields
@@ -30,14 +30,14 @@ def read_gguf_config(path: Path) -> Raw:
     architecture = model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
-        raise ModelError(f"unsupported general.architecture {architecture!r} in {path}; supported: {supported}")
+        raise ModelError(f"{path}: unsupported general.architecture {shown(architecture)}; supported: {supported}")
     fields = Fields(model, architecture)
     try:
         raw = _common(fields) | _ARCHITECTURES[architecture](fields)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     except KeyError as missing:
         raise ModelError(f"{path} has no field {missing} in its metadata") from missing
-    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
-        raise ModelError(f"{path} has a field of the wrong kind in its metadata: {error}") from error
     # What is not said is as the architecture has it.
     return {name: value for name, value in raw.items() if value is not None}
 
@@ -45,20 +45,22 @@ def read_gguf_config(path: Path) -> Raw:
 def _common(fields: Fields) -> Raw:
     heads = fields.alike("attention.head_count")
     raw = {
-        "vocab_size": fields.model.tensors["token_embd.weight"].shape[0],
-        "hidden_size": int(fields["embedding_length"]),
+        "vocab_size": fields.tensor("token_embd.weight").shape[0],
+        "hidden_size": fields.positive("embedding_length"),
         # Mixtures without a dense layer may not say it.
-        "intermediate_size": fields.alike("feed_forward_length", fields.get("expert_feed_forward_length")),
+        "intermediate_size": fields.alike(
+            "feed_forward_length", fields.whole_or_none("expert_feed_forward_length"), least=0
+        ),
         "num_hidden_layers": num_layers(fields.model.metadata, fields.architecture),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.alike("attention.head_count_kv", heads),
-        "head_dim": fields.get("attention.key_length"),
-        "rms_norm_eps": float(fields["attention.layer_norm_rms_epsilon"]),
-        "max_position_embeddings": int(fields["context_length"]),
+        "head_dim": fields.positive_or_none("attention.key_length"),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": fields.positive("context_length"),
         "tie_word_embeddings": not fields.has("output.weight"),
         "attention_bias": fields.has("blk.0.attn_q.bias"),
-        "sliding_window": fields.get("attention.sliding_window"),
-        "rope_theta": float(fields.get("rope.freq_base", 10000.0)),
+        "sliding_window": fields.whole_or_none("attention.sliding_window"),
+        "rope_theta": fields.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(fields),
         "eos_token_id": stop_token_ids(fields.model.metadata),
         "dtype": _dtype(fields.model),
@@ -68,11 +70,11 @@ def _common(fields: Fields) -> Raw:
 
 def _llama(fields: Fields) -> Raw:
     mlp_bias = {"mlp_bias": fields.has("blk.0.ffn_gate.bias")}
-    if not fields.get("expert_count"):
+    if not fields.whole("expert_count", 0):
         return {"architectures": ["LlamaForCausalLM"], **mlp_bias}
     return {
         "architectures": ["MixtralForCausalLM"],
-        "num_local_experts": int(fields["expert_count"]),
+        "num_local_experts": fields.positive("expert_count"),
         **_experts(fields),
     }
 
@@ -91,8 +93,8 @@ def _granite_moe(fields: Fields) -> Raw:
     return {
         "architectures": ["GraniteMoeForCausalLM"],
         HAS_PARTS_APART: True,
-        "num_local_experts": int(fields["expert_count"]),
-        "num_experts_per_tok": int(fields["expert_used_count"]),
+        "num_local_experts": fields.positive("expert_count"),
+        "num_experts_per_tok": fields.positive("expert_used_count"),
         "shared_intermediate_size": None if shared is None else shared.shape[0],
         **_granite_scales(fields),
     }
@@ -108,14 +110,14 @@ def _granite_scales(fields: Fields) -> Raw:
     if rotates is not None and bool(rotates) == has_states:
         found, supported = ("with", "without") if has_states else ("without", "with")
         raise ModelError(
-            f"{fields.model.path}: {fields.architecture}.rope.scaling.finetuned is {rotates}: models of this "
+            f"{fields.key('rope.scaling.finetuned')} is {shown(rotates)}: models of this "
             f"architecture {found} rotary positions are not supported, but those {supported}"
         )
     return {
-        "embedding_multiplier": fields.get("embedding_scale"),
-        "attention_multiplier": fields.get("attention.scale"),
-        "residual_multiplier": fields.get("residual_scale"),
-        "logits_scaling": fields.get("logit_scale"),
+        "embedding_multiplier": fields.number_or_none("embedding_scale"),
+        "attention_multiplier": fields.number_or_none("attention.scale"),
+        "residual_multiplier": fields.number_or_none("residual_scale"),
+        "logits_scaling": fields.number_or_none("logit_scale"),
     }
 
 
@@ -126,7 +128,7 @@ def _smollm3(fields: Fields) -> Raw:
 
 def _olmo2(fields: Fields) -> Raw:
     """OLMo 2 and 3, the second of which has windows."""
-    if not fields.get("attention.sliding_window"):
+    if not fields.whole("attention.sliding_window", 0):
         return {"architectures": ["Olmo2ForCausalLM"]}
     return {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields)}
 
@@ -149,36 +151,36 @@ def _qwen3_moe(fields: Fields) -> Raw:
 
 def _qwen3_5(fields: Fields) -> Raw:
     """Qwen3-Next too: what tells it from Qwen3.5's mixtures is how its checkpoints lie on disk."""
-    heads = int(fields["ssm.time_step_rank"])
+    heads = fields.positive("ssm.time_step_rank")
     raw = {
         "architectures": ["Qwen3_5ForCausalLM"],
-        "full_attention_interval": fields.get("full_attention_interval"),
-        "linear_conv_kernel_dim": int(fields["ssm.conv_kernel"]),
-        "linear_num_key_heads": int(fields["ssm.group_count"]),
+        "full_attention_interval": fields.whole_or_none("full_attention_interval"),
+        "linear_conv_kernel_dim": fields.positive("ssm.conv_kernel"),
+        "linear_num_key_heads": fields.positive("ssm.group_count"),
         "linear_num_value_heads": heads,
-        "linear_key_head_dim": int(fields["ssm.state_size"]),
-        "linear_value_head_dim": int(fields["ssm.inner_size"]) // heads,
-        "partial_rotary_factor": int(fields["rope.dimension_count"]) / int(fields["attention.key_length"]),
+        "linear_key_head_dim": fields.positive("ssm.state_size"),
+        "linear_value_head_dim": fields.positive("ssm.inner_size") // heads,
+        "partial_rotary_factor": fields.positive("rope.dimension_count") / fields.positive("attention.key_length"),
     }
-    return raw | _shared_experts(fields) if fields.get("expert_count") else raw
+    return raw | _shared_experts(fields) if fields.whole("expert_count", 0) else raw
 
 
 def _shared_experts(fields: Fields) -> Raw:
-    size = fields.model.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
+    size = fields.tensor("blk.0.ffn_gate_shexp.weight").shape[0]
     return {"shared_expert_intermediate_size": size, **_experts(fields)}
 
 
 def _experts(fields: Fields) -> Raw:
     return {
-        "num_experts": int(fields["expert_count"]),
-        "num_experts_per_tok": int(fields["expert_used_count"]),
-        "moe_intermediate_size": fields.model.tensors["blk.0.ffn_down_exps.weight"].shape[-1],
+        "num_experts": fields.positive("expert_count"),
+        "num_experts_per_tok": fields.positive("expert_used_count"),
+        "moe_intermediate_size": fields.tensor("blk.0.ffn_down_exps.weight", 3).shape[-1],
     }
 
 
 def _phi3(fields: Fields) -> Raw:
-    head_dim = int(fields["embedding_length"]) // fields.alike("attention.head_count")
-    share = int(fields.get("rope.dimension_count", head_dim)) / head_dim
+    head_dim = fields.positive("embedding_length") // fields.alike("attention.head_count")
+    share = fields.positive("rope.dimension_count", head_dim) / head_dim
     return {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": share}
 
 
@@ -186,16 +188,16 @@ def _gemma2(fields: Fields) -> Raw:
     return {
         "architectures": ["Gemma2ForCausalLM"],
         "query_pre_attn_scalar": _gemma_scalar(fields),
-        "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
-        "final_logit_softcapping": fields.get("final_logit_softcapping"),
+        "attn_logit_softcapping": fields.number_or_none("attn_logit_softcapping"),
+        "final_logit_softcapping": fields.number_or_none("final_logit_softcapping"),
     }
 
 
 def _gemma3(fields: Fields) -> Raw:
     raw = _gemma2(fields) | {
         "architectures": ["Gemma3ForCausalLM"],
-        "rope_theta": float(fields.get("rope.freq_base", 1e6)),
-        "rope_local_base_freq": float(fields.get("rope.freq_base_swa", 1e4)),
+        "rope_theta": fields.number("rope.freq_base", 1e6),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 1e4),
     }
     return raw | _layer_types(fields)
 
@@ -204,15 +206,21 @@ def _layer_types(fields: Fields) -> Raw:
     """Which layers have a window: a list of them, or every how many there is one without."""
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
+        number = num_layers(fields.model.metadata, fields.architecture)
+        if len(pattern) != number or not all(isinstance(each, int) for each in pattern):
+            raise ModelError(
+                f"{fields.key('attention.sliding_window_pattern')} must be a number or say of each of {number} layers "
+                f"whether it has a window, not {shown(pattern)}"
+            )
         return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
-    return {} if pattern is None else {"sliding_window_pattern": int(pattern)}
+    return {} if pattern is None else {"sliding_window_pattern": fields.positive("attention.sliding_window_pattern")}
 
 
 def _gemma_scalar(fields: Fields) -> float:
     """What attention scores are divided by the root of, which llama.cpp knows by the number of layers."""
-    if fields["block_count"] == _LARGEST_GEMMA_LAYERS[fields.architecture]:
-        return int(fields["embedding_length"]) / fields.alike("attention.head_count")
-    return float(fields["attention.key_length"])
+    if fields.whole("block_count") == _LARGEST_GEMMA_LAYERS[fields.architecture]:
+        return fields.positive("embedding_length") / fields.alike("attention.head_count")
+    return fields.positive("attention.key_length")
 
 
 _ARCHITECTURES: dict[str, Callable[[Fields], Raw]] = {
@@ -240,8 +248,8 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Raw]] = {
 def _rope_scaling(fields: Fields) -> Raw | None:
     """As `rope_scaling` of a `config.json`; where the factors are tensors, as those of `longrope`."""
     factors = {name: _floats(fields.model.tensors[name]) for name in ROPE_FACTORS if fields.has(name)}
-    attention = float(fields.get("rope.scaling.attn_factor", 1.0))
-    original = fields.get("rope.scaling.original_context_length")
+    attention = fields.number("rope.scaling.attn_factor", 1.0)
+    original = fields.whole_or_none("rope.scaling.original_context_length")
     if factors:
         # Llama 3's are the same for every length of context.
         short = factors.get("rope_factors_short.weight") or factors["rope_freqs.weight"]
@@ -251,7 +259,9 @@ def _rope_scaling(fields: Fields) -> Raw | None:
     kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return None
-    scaling = {"rope_type": kind, "factor": float(fields["rope.scaling.factor"])}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"{fields.key('rope.scaling.type')} is {shown(kind)}; supported: none, linear, yarn")
+    scaling = {"rope_type": kind, "factor": fields.above_zero("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
     return scaling
@@ -259,7 +269,7 @@ def _rope_scaling(fields: Fields) -> Raw | None:
 
 def _floats(info: TensorInfo) -> list[float]:
     if info.type.name != "F32":
-        raise ModelError(f"{info.file}: tensor {info.name} has the type {info.type.name}; supported: F32")
+        raise ModelError(f"tensor {info.name} has the type {info.type.name}; supported: F32")
     numbers: list[float] = np.fromfile(info.file, "<f4", info.shape[-1], offset=info.offset).tolist()
     return numbers
 

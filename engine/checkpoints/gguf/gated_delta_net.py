@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..scalars import positive
 from .sources import Places, Source, spread
 
 # llama.cpp repeats key heads one after the other, so that its files have the first value head of each, then the second.
@@ -34,9 +35,9 @@ class GatedDeltaNetTensors:
 
     @classmethod
     def of(cls, metadata: dict[str, Any], architecture: str) -> Self:
-        """Raises `KeyError`."""
+        """Raises `KeyError` and `ModelError`."""
         names = ("group_count", "time_step_rank", "state_size", "inner_size")
-        keys, heads, key_dim, size = (int(metadata[f"{architecture}.ssm.{name}"]) for name in names)
+        keys, heads, key_dim, size = (positive(metadata, f"{architecture}.ssm.{name}") for name in names)
         return cls(keys, heads, key_dim, size // heads, architecture in _TILED)
 
     def named(self, module: str, source: Source) -> Iterator[tuple[str, Source]]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ModelError
-from .file import GgufModel
+from ..scalars import above_zero, number, number_or_none, positive, whole, whole_or_none, wholes
+from .file import GgufModel, TensorInfo
 from .names import num_layers
 
 # A field of ours: gates, ups and each expert are matrices by themselves, of a family whose checkpoints join them.
@@ -12,33 +13,69 @@ HAS_PARTS_APART = "has_parts_apart"
 
 
 class Fields:
-    """A model's metadata, its architecture's fields by their names without it."""
+    """A model's metadata, its architecture's fields by their names without it.
+
+    Each raises `ModelError` naming the field where it is of another kind, and `KeyError` where there is none.
+    """
 
     def __init__(self, model: GgufModel, architecture: str) -> None:
         self.model = model
         self.architecture = architecture
 
-    def __getitem__(self, name: str) -> Any:
-        return self.model.metadata[f"{self.architecture}.{name}"]
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self.model.metadata.get(f"{self.architecture}.{name}", default)
+        """Of any kind."""
+        return self.model.metadata.get(self.key(name), default)
 
-    def alike(self, name: str, default: Any = None) -> int:
+    def whole(self, name: str, default: int | None = None) -> int:
+        return whole(self.model.metadata, self.key(name), default)
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        return positive(self.model.metadata, self.key(name), default)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return number(self.model.metadata, self.key(name), default)
+
+    def above_zero(self, name: str) -> float:
+        return above_zero(self.model.metadata, self.key(name))
+
+    def positive_or_none(self, name: str) -> int | None:
+        return None if self.get(name) is None else self.positive(name)
+
+    def whole_or_none(self, name: str) -> int | None:
+        return whole_or_none(self.model.metadata, self.key(name))
+
+    def number_or_none(self, name: str) -> float | None:
+        return number_or_none(self.model.metadata, self.key(name))
+
+    def alike(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A number that may be given for each layer, as 0 of those that have none of it.
 
         Raises `ModelError` where the others differ.
         """
-        value = self[name] if default is None else self.get(name, default)
-        if not isinstance(value, list):
-            return int(value)
-        found = set(value) - {0} or {0}
+        if isinstance(self.get(name), list):
+            numbers = wholes(self.model.metadata, self.key(name))
+        else:
+            numbers = (self.whole(name, default),)
+        found = set(numbers) - {0} or {0}
         if len(found) != 1:
-            raise ModelError(f"{self.model.path}: {self.architecture}.{name} differs between layers: {value}")
-        return int(found.pop())
+            raise ModelError(f"{self.key(name)} differs between layers: {list(numbers)}")
+        if (size := found.pop()) < least:
+            raise ModelError(f"{self.key(name)} must be at least {least}, not {size}")
+        return size
 
     def has(self, tensor: str) -> bool:
         return tensor in self.model.tensors
+
+    def tensor(self, name: str, num_dimensions: int = 2) -> TensorInfo:
+        """Raises `ModelError` where it has not so many dimensions."""
+        if (info := self.model.tensors.get(name)) is None:
+            raise ModelError(f"there is no tensor {name}")
+        if len(info.shape) != num_dimensions:
+            raise ModelError(f"tensor {name} has {len(info.shape)} dimensions, and must have {num_dimensions}")
+        return info
 
     def kinds(self, kind_of: Mapping[str, str]) -> list[str]:
         """Each layer's kind: that of the first of these matrices that it has. Raises `ModelError` where it has none."""
@@ -49,7 +86,7 @@ class Fields:
         for module, kind in kind_of.items():
             if self.has(f"blk.{layer}.{module}.weight"):
                 return kind
-        raise ModelError(f"{self.model.path} lacks what layer {layer} is made of: {', '.join(kind_of)}")
+        raise ModelError(f"layer {layer} has none of the tensors that it may be made of: {', '.join(kind_of)}")
 
     def has_in_any_layer(self, tensor: str) -> bool:
         return any(name.endswith(f".{tensor}") for name in self.model.tensors)

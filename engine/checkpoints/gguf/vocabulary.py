@@ -6,7 +6,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
-from ...errors import ModelError
+from ...errors import ModelError, shown
 
 # What ends a turn, whichever of them the metadata names: as llama.cpp has it.
 _STOP_TEXTS = frozenset(
@@ -43,26 +43,44 @@ class Vocabulary:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> "Vocabulary":
-        """Raises `KeyError` naming the field where there is none, `ValueError` where the lists differ in length."""
-        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-        types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
-        scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+        """Raises `KeyError` naming the field where there is none, `ModelError` for others than lists of one length."""
+        tokens = texts(metadata, "tokens")
+        types = _listed(metadata, "token_type", int, "numbers") or [TokenType.NORMAL] * len(tokens)
+        scores = _listed(metadata, "scores", float, "numbers") or [0.0] * len(tokens)
         if not len(tokens) == len(types) == len(scores):
-            raise ValueError(f"{len(tokens)} tokens have {len(types)} token_type and {len(scores)} scores")
+            raise ModelError(
+                f"tokenizer.ggml.tokens has {len(tokens)} entries, token_type {len(types)} and scores {len(scores)}: "
+                "they must be as many"
+            )
         return cls(tokens, types, scores)
+
+
+def texts(metadata: Mapping[str, Any], name: str) -> list[str]:
+    """A list of the tokenizer's. Raises `KeyError` and `ModelError`."""
+    if f"tokenizer.ggml.{name}" not in metadata:
+        raise KeyError(f"tokenizer.ggml.{name}")
+    return _listed(metadata, name, str, "texts")
+
+
+def _listed(metadata: Mapping[str, Any], name: str, kind: type, called: str) -> list[Any]:
+    found = metadata.get(f"tokenizer.ggml.{name}", [])
+    # What is in a list has one kind there.
+    if not isinstance(found, list) or not all(isinstance(each, kind) for each in found[:1]):
+        raise ModelError(f"tokenizer.ggml.{name} must be a list of {called}, not {shown(found)}")
+    return found
 
 
 def special_token_id(metadata: Mapping[str, Any], name: str) -> int | None:
     """The id of `bos`, `eos`, `padding` and the like, where the metadata names one. Raises `ModelError`."""
     number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if number is not None and (not isinstance(number, int) or number < 0):
-        raise ModelError(f"tokenizer.ggml.{name}_token_id is {number!r}, which is no token's id")
+    if number is not None and (type(number) is not int or number < 0):
+        raise ModelError(f"tokenizer.ggml.{name}_token_id is {shown(number)}, which is no token's id")
     return number
 
 
 def unused_token_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
     """What no text is cut into: the vocabulary is filled up with them."""
-    types = metadata.get("tokenizer.ggml.token_type") or []
+    types = _listed(metadata, "token_type", int, "numbers")
     return frozenset(number for number, kind in enumerate(types) if kind == TokenType.UNUSED)
 
 

@@ -414,7 +414,7 @@ BROKEN: dict[str, tuple[Callable[[bytearray], Any], str]] = {
     "half the weights": (lambda content: content.__delitem__(slice(-20000, None)), r"is truncated: it ends within"),
     "architecture": (
         replaced(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba"),
-        "architecture 'mamba' in .*; supported: llama",
+        "unsupported general.architecture 'mamba'; supported: llama",
     ),
     "missing field": (replaced(b"llama.block_count", b"llama.block_kount"), "has no field 'llama.block_count' in its"),
     "type": (

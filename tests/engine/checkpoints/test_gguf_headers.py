@@ -19,6 +19,10 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
+def texts(*values: str) -> tuple[int, bytes]:
+    return ARRAY, struct.pack("<IQ", STRING, len(values)) + b"".join(map(text, values))
+
+
 def stored(kind: int, value: Any) -> bytes:
     """A value of the metadata; that of an array is given as its bytes."""
     codes = {UINT32: "<I", FLOAT32: "<f"}
@@ -53,7 +57,7 @@ def test_headers_that_claim_too_much(metadata, shape, message, tmp_path):
 
 
 def test_a_header_is_read_once_while_its_file_is_the_same(tmp_path):
-    file = written(tmp_path, {"x": (ARRAY, struct.pack("<IQ", STRING, 2) + text("a") + text("é"))})
+    file = written(tmp_path, {"x": texts("a", "é")})
     first = GgufModel.open(file)
     assert first.metadata == {"x": ["a", "é"]}
     assert GgufModel.open(file).metadata is first.metadata
@@ -64,9 +68,22 @@ def test_a_header_is_read_once_while_its_file_is_the_same(tmp_path):
     ("metadata", "message"),
     [
         ({"general.architecture": (ARRAY, struct.pack("<IQ", UINT32, 0))}, r"unsupported general.architecture \[\]"),
-        ({"phi3.attention.head_count": (UINT32, 0)}, "field of the wrong kind in its metadata: .*by zero"),
-        ({"phi3.block_count": (FLOAT32, float("inf"))}, "field of the wrong kind in its metadata: .*infinity"),
-        ({"tokenizer.ggml.eos_token_id": (STRING, "x")}, "eos_token_id is 'x', which is no token's id"),
+        ({"phi3.attention.head_count": (UINT32, 0)}, "phi3.attention.head_count must be at least 1, not 0"),
+        ({"phi3.block_count": (FLOAT32, float("inf"))}, "phi3.block_count must be a whole number, not inf"),
+        ({"phi3.attention.head_count_kv": texts("x")}, r"phi3.attention.head_count_kv\[0\] must be a whole number, no"),
+        ({"phi3.attention.key_length": (STRING, "x")}, "phi3.attention.key_length must be a whole number, not 'x'"),
+        ({"phi3.rope.freq_base": (STRING, "x")}, "phi3.rope.freq_base must be a number, not 'x'"),
+        ({"phi3.rope.scaling.type": (UINT32, 3)}, "phi3.rope.scaling.type is 3; supported: none, linear, yarn"),
+        (
+            {"phi3.rope.scaling.type": (STRING, "yarn"), "phi3.rope.scaling.factor": (FLOAT32, 0.0)},
+            "phi3.rope.scaling.factor must be above 0, not 0.0",
+        ),
+        ({"tokenizer.ggml.tokens": (UINT32, 3)}, "tokenizer.ggml.tokens must be a list of texts, not 3"),
+        (
+            {"tokenizer.ggml.tokens": texts("a", "b"), "tokenizer.ggml.scores": (STRING, "x")},
+            "tokenizer.ggml.scores must be a list of numbers, not 'x'",
+        ),
+        ({"tokenizer.ggml.eos_token_id": (STRING, "x")}, "tokenizer.ggml.eos_token_id is 'x', which is no token's id"),
     ],
 )
 def test_fields_of_another_kind(metadata, message, tmp_path):
@@ -74,7 +91,7 @@ def test_fields_of_another_kind(metadata, message, tmp_path):
     fields |= {"phi3.attention.head_count": (UINT32, 4), "phi3.attention.layer_norm_rms_epsilon": (FLOAT32, 1e-5)}
     fields |= {"general.architecture": (STRING, "phi3")}
     assert read_gguf_config(written(tmp_path, fields))["num_attention_heads"] == 4
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=f"^{tmp_path / 'model.gguf'}: {message}"):
         read_gguf_config(written(tmp_path, fields | metadata))
 
 

@@ -106,7 +106,7 @@ ODDITIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "a layer of nothing known": (
         "lfm2",
         without_states,
-        r"model\.gguf lacks what layer 3 is made of: shortconv\.in_proj, attn_q",
+        r"model\.gguf: layer 3 has none of the tensors that it may be made of: shortconv\.in_proj, attn_q",
     ),
 }
 

@@ -246,7 +246,7 @@ def test_files_beside_it_come_first(tmp_path):
                 lambda it: it.add_token_list(["a", "b"]),
                 lambda it: it.add_token_types([1]),
             ],
-            "malformed vocabulary: 2 tokens have 1 token_type and 2 scores",
+            "model.gguf: tokenizer.ggml.tokens has 2 entries, token_type 1 and scores 2: they must be as many. Put",
         ),
         (
             [
@@ -254,7 +254,7 @@ def test_files_beside_it_come_first(tmp_path):
                 lambda it: it.add_token_list(["a", "b"]),
                 lambda it: it.add_token_merges(["a c"]),
             ],
-            "malformed vocabulary: .*`c`",
+            "tokenizer.ggml.tokens do not go with merges or scores: .*`c`",
         ),
     ],
 )
