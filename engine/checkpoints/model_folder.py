@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from .gguf.config import read_gguf_config
 from .gguf.file import is_gguf
+from .scalars import whole, wholes
 
 Raw = dict[str, Any]
 # Where a folder has further chat templates, each in a file that is called after it.
@@ -70,11 +71,18 @@ def read_generation_config(folder: Path) -> Raw:
     return read_json_object(file) if file.is_file() else {}
 
 
-def read_stop_ids(folder: Path, raw: Raw) -> list[Any]:
-    """`generation_config.json` may list more stop ids than `config.json`, as chat models do."""
-    generation = read_generation_config(folder)
-    ids: list[Any] = []
-    for value in (generation.get("eos_token_id"), raw.get("eos_token_id")):
-        ids += value if isinstance(value, list) else [value]
-    # Not by their hashes, which what is of the wrong kind may lack.
-    return [token for place, token in enumerate(ids) if token is not None and token not in ids[:place]]
+def read_stop_ids(folder: Path, raw: Raw) -> list[int]:
+    """`generation_config.json` may list more stop ids than `config.json`, as chat models do. Raises `ModelError`."""
+    with at_fault(folder / "generation_config.json"):
+        ids = stop_ids(read_generation_config(folder))
+    with at_fault(config_file(folder)):
+        ids += stop_ids(raw)
+    return list(dict.fromkeys(ids))
+
+
+def stop_ids(raw: Raw, within: str = "") -> list[int]:
+    """One or several; none where nothing is said of them. `within`: where `raw` stands, for errors."""
+    name = "eos_token_id"
+    if isinstance(value := raw.get(name), list):
+        return list(wholes({name: [each for each in value if each is not None]}, name, within=within))
+    return [] if value is None else [whole(raw, name, within=within)]

@@ -14,7 +14,7 @@ def whole(raw: Object, name: str, default: int | None = None, *, within: str = "
 
     Raises `KeyError` where it is left out and there is no default.
     """
-    value = raw[name] if default is None else raw.get(name, default)
+    value = _given(raw, name, default, within)
     if not _is_number(value) or value != int(value):
         raise ModelError(f"{within}{name} must be a whole number, not {shown(value)}")
     return int(value)
@@ -29,15 +29,15 @@ def positive(raw: Object, name: str, default: int | None = None, *, within: str 
 
 def number(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:
     """See `whole`."""
-    value = raw[name] if default is None else raw.get(name, default)
+    value = _given(raw, name, default, within)
     if not _is_number(value):
         raise ModelError(f"{within}{name} must be a number, not {shown(value)}")
     return float(value)
 
 
-def above_zero(raw: Object, name: str, *, within: str = "") -> float:
+def above_zero(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:
     """See `whole`."""
-    if (found := number(raw, name, within=within)) <= 0:
+    if (found := number(raw, name, default, within=within)) <= 0:
         raise ModelError(f"{within}{name} must be above 0, not {found}")
     return found
 
@@ -66,10 +66,16 @@ def numbers(raw: Object, name: str, default: Sequence[float] | None = None, *, w
 
 def _listed(raw: Object, name: str, default: Sequence[float] | None, within: str) -> dict[str, Any]:
     """Each by its place."""
-    found = raw[name] if default is None else raw.get(name, default)
+    found = _given(raw, name, default, within)
     if not isinstance(found, list | tuple):
         raise ModelError(f"{within}{name} must be a list of numbers, not {shown(found)}")
     return {f"{name}[{place}]": each for place, each in enumerate(found)}
+
+
+def _given(raw: Object, name: str, default: Any, within: str) -> Any:
+    if default is None and name not in raw:
+        raise KeyError(f"{within}{name}")
+    return raw.get(name, default)
 
 
 def _is_number(value: Any) -> bool:
@@ -80,3 +86,39 @@ def _is_number(value: Any) -> bool:
 
 def _is_nothing(value: Any) -> bool:
     return value is None or value is False
+
+
+class Section:
+    """An object within another: `within` is what its fields' names begin with in errors. See the functions."""
+
+    def __init__(self, raw: Object, within: str) -> None:
+        self.raw = raw
+        self.within = within
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Of any kind."""
+        return self.raw.get(name, default)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        return whole(self.raw, name, default, within=self.within)
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        return positive(self.raw, name, default, within=self.within)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return number(self.raw, name, default, within=self.within)
+
+    def above_zero(self, name: str, default: float | None = None) -> float:
+        return above_zero(self.raw, name, default, within=self.within)
+
+    def whole_or_none(self, name: str) -> int | None:
+        return whole_or_none(self.raw, name, within=self.within)
+
+    def number_or_none(self, name: str) -> float | None:
+        return number_or_none(self.raw, name, within=self.within)
+
+    def wholes(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        return wholes(self.raw, name, default, within=self.within)
+
+    def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
+        return numbers(self.raw, name, default, within=self.within)

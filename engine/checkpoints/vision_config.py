@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ModelError, shown
-from .model_folder import Raw, at_fault, read_json_object
+from .model_folder import Raw, at_fault, read_json_object, stop_ids
 from .scalars import numbers, whole_or_none
 
 # Where a `config.json` has what a tower is, for errors.
@@ -289,12 +289,11 @@ def decoder_fields(raw: Raw) -> Raw:
     rope = read_rope_fields(raw)
     # "mrope" says no more than that there is a `mrope_section`.
     is_plain = "mrope" in (rope.get("type"), rope.get("rope_type"))
-    ends = raw["eos_token_id"] or text.get("eos_token_id") or []
     return {
         **raw,
         **text,
         "rope_parameters": {**rope, "type": "default", "rope_type": "default"} if is_plain else rope,
-        "eos_token_id": ends if isinstance(ends, list) else [ends],
+        "eos_token_id": raw["eos_token_id"] or stop_ids(text, "text_config."),
         "tie_word_embeddings": raw.get("tie_word_embeddings") or text.get("tie_word_embeddings", False),
         "dtype": text.get("dtype") or raw.get("dtype") or raw.get("torch_dtype"),
     }

@@ -64,6 +64,11 @@ def test_older_and_newer_spellings_of_rope_and_dtype_mean_the_same(tmp_path):
 def test_eos_ids_come_from_both_files_without_doubles(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
     assert read(tmp_path, eos_token_id=2).eos_token_ids == (7, 2)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, "2"]}))
+    with pytest.raises(
+        ModelError, match=r"/generation_config\.json: eos_token_id\[1\] must be a whole number, not '2'"
+    ):
+        read(tmp_path, eos_token_id=2)
 
 
 @pytest.mark.parametrize(
@@ -339,11 +344,37 @@ def test_no_architecture_at_all(tmp_path):
         ({"num_hidden_layers": True}, "num_hidden_layers must be a whole number, not True"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number, not 'small'"),
         ({"rope_theta": {}}, "rope_theta must be a number, not {}"),
-        ({"rope_scaling": {"type": "linear", "factor": [2]}}, "factor must be a number, not [2]"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be above 0, as the rope's, not 0"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": [2]}},
+            "config.json: rope_scaling.factor must be a number, not [2]",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "config.json: rope_scaling.factor must be above 0, not 0"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "config.json has no field 'rope_parameters.factor'"),
+        (
+            {
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {
+                    "model_type": "gemma3_text",
+                    "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": "8"}},
+                },
+            },
+            "config.json: text_config.rope_parameters.full_attention.factor must be a number, not '8'",
+        ),
+        (
+            {"architectures": ["Olmo3ForCausalLM"], "rope_parameters": {"sliding_attention": "yarn"}},
+            "config.json: rope_parameters.sliding_attention must be a JSON object, not 'yarn'",
+        ),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window must be at least 1, or null"),
         ({"architectures": ["Lfm2MoeForCausalLM"], "num_dense_layers": "2"}, "num_dense_layers must be a whole number"),
-        ({"eos_token_id": {"a": 1}}, "eos_token_id[0] must be a whole number, not {'a': 1}"),
+        ({"eos_token_id": {"a": 1}}, "/config.json: eos_token_id must be a whole number, not {'a': 1}"),
+        ({"eos_token_id": [1, "2"]}, "/config.json: eos_token_id[1] must be a whole number, not '2'"),
+        (
+            {
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {"model_type": "gemma3_text", "eos_token_id": "1"},
+            },
+            "/config.json: text_config.eos_token_id must be a whole number, not '1'",
+        ),
         ({"architectures": 1}, "config.json: architectures is 1, and must be a list of names"),
         ({"architectures": [["LlamaForCausalLM"]]}, "unsupported architecture ['LlamaForCausalLM']"),
         ({"rope_parameters": [1]}, "config.json: rope_parameters must be a JSON object, not [1]"),
@@ -351,9 +382,9 @@ def test_no_architecture_at_all(tmp_path):
         ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": []}, "field of the wrong kind"),
         ({"hidden_act": ["silu"]}, "unsupported hidden_act ['silu']"),
         ({"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
-        ({"rope_scaling": {"type": "ntk"}}, "unsupported rope scaling 'ntk'; supported: default, linear"),
-        ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
-        ({"rope_scaling": {"type": "longrope"}}, "no field 'short_factor'"),
+        ({"rope_scaling": {"type": "ntk"}}, "unsupported rope_scaling.type 'ntk'; supported: default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, "no field 'rope_scaling.factor'"),
+        ({"rope_scaling": {"type": "longrope"}}, "no field 'rope_scaling.short_factor'"),
         (
             {"rope_scaling": {"type": "su", "short_factor": [1] * 4, "long_factor": [1] * 3}},
             "short_factor and long_factor have 4 and 3 entries where there are 4 frequencies",

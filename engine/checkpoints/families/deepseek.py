@@ -10,7 +10,8 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
-from ..scalars import number, number_or_none, whole, whole_or_none
+from ..rope_config import rope_fields, rope_place
+from ..scalars import Section, whole, whole_or_none
 from .glm import guessing_parts, read_experts
 from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation, require_one_of
 from .sparse_layers import with_listed_layers
@@ -100,8 +101,8 @@ def _read(folder: Path, raw: Raw) -> ModelShape:
 
 def _growth(raw: Raw) -> float:
     """What queries and keys are multiplied by where the context is stretched (YaRN's `mscale_all_dim`)."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    share = number_or_none(scaling, "mscale_all_dim") or 0
-    if (scaling.get("rope_type") or scaling.get("type") or "default") == "default" or not share:
+    rope = Section(rope_fields(raw), rope_place(raw))
+    share = rope.number_or_none("mscale_all_dim") or 0
+    if (rope.get("rope_type") or rope.get("type") or "default") == "default" or not share:
         return 1.0
-    return 1 + 0.1 * share * math.log(max(1.0, number(scaling, "factor")))
+    return 1 + 0.1 * share * math.log(max(1.0, rope.number("factor")))

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
-from ..rope_config import RopeConfig, read_rope
+from ..rope_config import RopeConfig, read_rope, rope_fields, rope_place
 from ..scalars import number, number_or_none, numbers, positive, whole, whole_or_none, wholes
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
 
@@ -24,9 +24,7 @@ def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: f
     # What other numbers are divided by, and layers, of which readers take the first.
     heads, num_layers = (positive(raw, name) for name in ("num_attention_heads", "num_hidden_layers"))
     head_dim = positive({"head_dim": whole_or_none(raw, "head_dim") or whole(raw, "hidden_size") // heads}, "head_dim")
-    # Both spellings: `rope_parameters` (transformers 5) and `rope_theta` with `rope_scaling` (before).
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope = read_rope(scaling, number_or_none(raw, "rope_theta") or rope_theta, raw)
+    rope = read_rope(rope_fields(raw), number_or_none(raw, "rope_theta") or rope_theta, raw)
     return ModelShape(
         path=folder,
         decoder_layer="llama",
@@ -143,7 +141,7 @@ def read_ministral3(folder: Path, raw: Raw) -> ModelShape:
 
 def read_query_growth(raw: Raw, rope: RopeConfig) -> QueryGrowth | None:
     """How queries grow beyond the context that the model was first trained for, which `rope` knows."""
-    beta = number_or_none(raw.get("rope_parameters") or {}, "llama_4_scaling_beta")
+    beta = number_or_none(raw.get("rope_parameters") or {}, "llama_4_scaling_beta", within=rope_place(raw))
     return QueryGrowth(beta, rope.original_max_position_embeddings) if beta else None
 
 
@@ -187,8 +185,7 @@ def read_hunyuan(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("use_cla"):
         raise ModelError("use_cla is set: layers that share keys and values are not supported")
     plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if alpha := number_or_none(scaling, "alpha") or 0:
+    if alpha := number_or_none(rope_fields(raw), "alpha", within=rope_place(raw)) or 0:
         # Said to be dynamic, and the same for all lengths (NTK-aware scaling).
         theta = plain.ropes[0].theta * alpha ** (plain.head_dim / (plain.head_dim - 2))
         plain = replace(plain, ropes=(RopeConfig(theta),) * plain.num_hidden_layers)
@@ -206,8 +203,9 @@ def read_phi3(folder: Path, raw: Raw) -> ModelShape:
 def read_rotary_dim(raw: Raw, head_dim: int, share: float) -> int:
     """How many of a head's dimensions are rotated; `share`: of them, where the config says nothing."""
     # Beside the rope's own fields (transformers 5) or the model's (before).
-    places = (raw.get("rope_parameters") or {}, raw)
-    return int(head_dim * next(filter(None, (number_or_none(each, "partial_rotary_factor") for each in places)), share))
+    name = "partial_rotary_factor"
+    of_rope = number_or_none(raw.get("rope_parameters") or {}, name, within=rope_place(raw))
+    return int(head_dim * (of_rope or number_or_none(raw, name) or share))
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:

@@ -65,8 +65,11 @@ def read_gemma3(folder: Path, raw: Raw) -> ModelShape:
 def ropes_by_window(raw: Raw, is_sliding: tuple[bool, ...], theta: float, local_theta: float) -> tuple[RopeConfig, ...]:
     """One entry a layer: layers with a window have a rope of their own, which is not stretched with the others'."""
     ropes = raw.get("rope_parameters") or {}
-    full = read_rope(ropes.get("full_attention") or raw.get("rope_scaling") or {}, theta, raw)
-    local = read_rope(ropes.get("sliding_attention") or {}, local_theta, raw)
+    if of_full := ropes.get("full_attention"):
+        full = read_rope(of_full, theta, raw, "full_attention.")
+    else:
+        full = read_rope(raw.get("rope_scaling") or {}, theta, raw)
+    local = read_rope(ropes.get("sliding_attention") or {}, local_theta, raw, "sliding_attention.")
     return tuple(local if sliding else full for sliding in is_sliding)
 
 

@@ -110,7 +110,7 @@ def _granite_scales(fields: Fields) -> Raw:
     if rotates is not None and bool(rotates) == has_states:
         found, supported = ("with", "without") if has_states else ("without", "with")
         raise ModelError(
-            f"{fields.key('rope.scaling.finetuned')} is {shown(rotates)}: models of this "
+            f"{fields.within}rope.scaling.finetuned is {shown(rotates)}: models of this "
             f"architecture {found} rotary positions are not supported, but those {supported}"
         )
     return {
@@ -209,7 +209,7 @@ def _layer_types(fields: Fields) -> Raw:
         number = num_layers(fields.model.metadata, fields.architecture)
         if len(pattern) != number or not all(isinstance(each, int) for each in pattern):
             raise ModelError(
-                f"{fields.key('attention.sliding_window_pattern')} must be a number or say of each of {number} layers "
+                f"{fields.within}attention.sliding_window_pattern must be a number or say of each of {number} layers "
                 f"whether it has a window, not {shown(pattern)}"
             )
         return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
@@ -260,7 +260,7 @@ def _rope_scaling(fields: Fields) -> Raw | None:
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise ModelError(f"{fields.key('rope.scaling.type')} is {shown(kind)}; supported: none, linear, yarn")
+        raise ModelError(f"{fields.within}rope.scaling.type is {shown(kind)}; supported: none, linear, yarn")
     scaling = {"rope_type": kind, "factor": fields.above_zero("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original

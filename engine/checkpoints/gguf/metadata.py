@@ -1,10 +1,9 @@
 """A GGUF file's metadata by the names that they have within its architecture. Free of torch."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...errors import ModelError
-from ..scalars import above_zero, number, number_or_none, positive, whole, whole_or_none, wholes
+from ..scalars import Section
 from .file import GgufModel, TensorInfo
 from .names import num_layers
 
@@ -12,58 +11,33 @@ from .names import num_layers
 HAS_PARTS_APART = "has_parts_apart"
 
 
-class Fields:
+class Fields(Section):
     """A model's metadata, its architecture's fields by their names without it.
 
     Each raises `ModelError` naming the field where it is of another kind, and `KeyError` where there is none.
     """
 
     def __init__(self, model: GgufModel, architecture: str) -> None:
+        within = f"{architecture}."
+        own = ((name, value) for name, value in model.metadata.items() if name.startswith(within))
+        super().__init__({name.removeprefix(within): value for name, value in own}, within)
         self.model = model
         self.architecture = architecture
 
-    def key(self, name: str) -> str:
-        return f"{self.architecture}.{name}"
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Of any kind."""
-        return self.model.metadata.get(self.key(name), default)
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        return whole(self.model.metadata, self.key(name), default)
-
-    def positive(self, name: str, default: int | None = None) -> int:
-        return positive(self.model.metadata, self.key(name), default)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        return number(self.model.metadata, self.key(name), default)
-
-    def above_zero(self, name: str) -> float:
-        return above_zero(self.model.metadata, self.key(name))
-
     def positive_or_none(self, name: str) -> int | None:
         return None if self.get(name) is None else self.positive(name)
-
-    def whole_or_none(self, name: str) -> int | None:
-        return whole_or_none(self.model.metadata, self.key(name))
-
-    def number_or_none(self, name: str) -> float | None:
-        return number_or_none(self.model.metadata, self.key(name))
 
     def alike(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A number that may be given for each layer, as 0 of those that have none of it.
 
         Raises `ModelError` where the others differ.
         """
-        if isinstance(self.get(name), list):
-            numbers = wholes(self.model.metadata, self.key(name))
-        else:
-            numbers = (self.whole(name, default),)
+        numbers = self.wholes(name) if isinstance(self.get(name), list) else (self.whole(name, default),)
         found = set(numbers) - {0} or {0}
         if len(found) != 1:
-            raise ModelError(f"{self.key(name)} differs between layers: {list(numbers)}")
+            raise ModelError(f"{self.within}{name} differs between layers: {list(numbers)}")
         if (size := found.pop()) < least:
-            raise ModelError(f"{self.key(name)} must be at least {least}, not {size}")
+            raise ModelError(f"{self.within}{name} must be at least {least}, not {size}")
         return size
 
     def has(self, tensor: str) -> bool:

@@ -14,7 +14,7 @@ def lfm2(fields: Fields) -> Raw:
     """Raises `ModelError` for those that make embeddings, or sounds."""
     for name, value in (("attention.causal", True), ("pooling_type", 0), ("attention.sliding_window", 0)):
         if (found := fields.get(name, value)) != value:
-            raise ModelError(f"{fields.key(name)} is {shown(found)}: supported are models that generate text")
+            raise ModelError(f"{fields.within}{name} is {shown(found)}: supported are models that generate text")
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "layer_types": fields.kinds({"shortconv.in_proj": "conv", "attn_q": "full_attention"}),
@@ -103,4 +103,4 @@ def _nemotron_moe(fields: Fields) -> Raw:
 
 def _require_sigmoids(fields: Fields) -> None:
     if (found := fields.get("expert_gating_func", _SIGMOID)) != _SIGMOID:
-        raise ModelError(f"{fields.key('expert_gating_func')} is {shown(found)}; supported: {_SIGMOID}, sigmoids")
+        raise ModelError(f"{fields.within}expert_gating_func is {shown(found)}; supported: {_SIGMOID}, sigmoids")
