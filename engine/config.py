@@ -138,6 +138,11 @@ class EngineConfig:
         guesses = self.speculative.max_step_tokens(self.max_num_seqs) if self.speculative is not None else 0
         return min(self.max_num_seqs + guesses, self.max_num_batched_tokens)
 
+    @property
+    def max_kept_vectors(self) -> int:
+        """How many of images' vectors are kept: of the prompts that a step cuts, and of images that are often there."""
+        return 2 * self.max_num_batched_tokens
+
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """How many tokens one may have, of a model with so many positions, where memory does not limit them."""
         return self.max_model_len or max_position_embeddings

@@ -1,5 +1,6 @@
-"""How many weights a vision tower has, by its description alone. Free of torch."""
+"""What a vision tower takes, by its description alone: its weights, and what an image is to it. Free of torch."""
 
+from .projection import FLOAT_BYTES
 from .vision_config import PoolConfig, ScaledPoolConfig, VisionConfig
 
 
@@ -17,6 +18,17 @@ def num_vision_weights(vision: VisionConfig) -> int:
     limits = 4 * (4 + len(vision.names.mlp)) if vision.has_limits else 0
     blocks = vision.depth * (attention + mlp + of_heads + limits) + norms
     return patches + positions + blocks + _num_token_weights(vision)
+
+
+def encode_bytes(vision: VisionConfig, num_tokens: int, item_bytes: int) -> int:
+    """About the most that there is at a time while an image of so many tokens is encoded, weights left out."""
+    size = vision.hidden_size
+    # Beside five rows of a patch's own: what its MLP makes of them, or queries, keys and values, which are rotated in
+    # float32, four at a time.
+    mlp = (len(vision.names.mlp) + 1) * vision.intermediate_size * item_bytes
+    attention = 2 * size * item_bytes + (0 if vision.rope_theta is None else 4 * size * FLOAT_BYTES)
+    patches = num_tokens * vision.spatial_merge_size**2 * (5 * size * item_bytes + max(mlp, attention))
+    return patches + num_tokens * vision.num_levels * vision.out_hidden_size * item_bytes
 
 
 def _num_token_weights(vision: VisionConfig) -> int:

@@ -167,10 +167,13 @@ class MemoryBudget:
         shapes = kv_shapes(model, NULL_BLOCK + 2, config.block_size)
         kv_caches = [zeros(shape, self.kv_dtype, device) for shape in shapes]
         states = StateMemory(model, 1, self.dtype, device) if model.state_layers else None
+        tower = decoder.vision
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_reserved(device)
         with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
+            # What is known of images lies beside any step.
+            kept = None if tower is None else tower.room(config.max_kept_vectors, max_model_len)
+            before = torch.cuda.memory_reserved(device)
             max_uncut = 1 if self.vision is None else self.vision.max_uncut_tokens
             step = LargestStep.of(config, max_model_len, device, num_beyond=max_uncut - 1)
             hidden = step.forward(decoder, kv_caches, states)
@@ -178,9 +181,10 @@ class MemoryBudget:
             step.draw(decoder, hidden)
             if self.vision is not None and self.vision.is_two_way:
                 step.with_span(max_uncut, self.vision.two_way_layers == "windows").forward(decoder, kv_caches)
-            if decoder.vision is not None:
-                decoder.vision.encode_largest(max_model_len)
+            if tower is not None:
+                tower.encode_largest(max_model_len)
             torch.cuda.synchronize(device)
+        del kept
         free, total = torch.cuda.mem_get_info(device)
         limits = GraphLimits.of(config, model, device)
         most = limits.sizes[-1]

@@ -81,8 +81,7 @@ class ModelRunner:
             give_back_freed_memory()
             self._make_place_for_adapters(config)
         tower = self._model.vision
-        # Of the prompts that a step cuts, and of some that are often there.
-        self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
+        self.images = None if tower is None else ImageEncoder(tower, config.max_kept_vectors)
         self.preemption_costs = preemption_costs(ranks.num_stages * self._model.num_parameters, self.device)
         ranks.meet()
         num_blocks, self.num_states = budget.caches(self._model, stated_num_blocks)

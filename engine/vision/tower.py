@@ -77,6 +77,12 @@ class VisionTower:
         side = config.image_side or max(1, math.isqrt(min(config.max_tokens, max_tokens))) * config.factor
         return self.encode(torch.zeros(side, side, config.num_channels, dtype=torch.uint8))
 
+    def room(self, num_vectors: int, max_tokens: int) -> Tensor:
+        """As large as so many vectors, and those of an image beside them: see `encode_largest`."""
+        of_image = self.config.num_levels * min(self.config.max_tokens, max_tokens)
+        shape = (num_vectors + of_image, self.config.out_hidden_size)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
     def nothing(self, grid: Grid) -> Tensor:
         """What stands for an image that cannot be seen: [num_levels, num_tokens, out_hidden_size] NaNs."""
         return self._empty(grid).fill_(torch.nan)

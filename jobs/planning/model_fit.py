@@ -13,6 +13,8 @@ from ...engine.checkpoints.model_size import (
     state_bytes,
     weight_bytes,
 )
+from ...engine.checkpoints.vision_config import VisionConfig
+from ...engine.checkpoints.vision_size import encode_bytes
 from ...engine.config import EngineConfig
 from ...engine.execution.graph_sizes import graph_sizes, max_graphs
 from ...engine.sharding.stages import stage_shares
@@ -29,6 +31,8 @@ _DRIVER_BYTES = GIB // 2
 _GRAPH_BYTES_PER_LAYER = 2**19
 # Of a token in a graph: a row of what attention computes of it, its own and under three shared prefixes, in float32.
 _PART_ROW_BYTES = 4 * 4
+# Of attention in both directions, so many scores at a time.
+_MAX_SCORES = 2**24
 # Of a token's logits while it is drawn: as they are computed, in float32, sorted, and with their places.
 _LOGIT_BYTES = 24
 
@@ -94,7 +98,7 @@ class ModelNeeds:
         guessing = GuessNeeds.of(model, options, item_bytes)
         own_weights = max(weight_bytes(share, item_bytes, options.quantization) for share in shares)
         own_kv = max(kv_token_bytes(share, 1 if has_own_kv else item_bytes) for share in shares)
-        beside = max(_beside_bytes(share, options, item_bytes, model.vocab_size) for share in shares)
+        beside = max(_beside_bytes(share, model, options, item_bytes) for share in shares)
         return cls(
             parameters=num_parameters(model),
             dtype=dtype,
@@ -178,15 +182,41 @@ class Fit:
         return int(self.gpu.memory_bytes * self.needs.utilization) - self.needs.beside_bytes
 
 
-def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, num_words: int) -> int:
+def _beside_bytes(model: ModelConfig, whole: ModelConfig, options: EngineConfig, item_bytes: int) -> int:
+    """Of a share of the `whole` model."""
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
     wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
     # Each layer's own input, and what it is made of.
     inputs = 0 if model.layer_inputs is None else 2 * model.num_hidden_layers * model.layer_inputs.size
     token_bytes = (3 * model.hidden_size + wide + inputs) * item_bytes
-    step = options.max_num_batched_tokens * token_bytes
-    logits = options.max_num_logits * num_words * _LOGIT_BYTES if model.stage.is_last else 0
-    return _DRIVER_BYTES + step + logits + _graph_bytes(model, options, token_bytes)
+    logits = options.max_num_logits * whole.vocab_size * _LOGIT_BYTES if model.stage.is_last else 0
+    step = options.max_num_batched_tokens * token_bytes + logits
+    encoding = kept = 0
+    longest = options.longest_sequence(whole.max_position_embeddings)
+    if whole.vision is not None and whole.vision.is_two_way:
+        # An image that is not to be cut may come on top of what a step may have.
+        step += (whole.vision.max_tokens - 1) * token_bytes
+        step += _both_ways_bytes(model, whole.vision, longest, item_bytes)
+    if (vision := model.vision) is not None:
+        of_image = min(vision.max_tokens, longest)
+        encoding = encode_bytes(vision, of_image, item_bytes)
+        vectors = options.max_kept_vectors + vision.num_levels * of_image
+        kept = vectors * vision.out_hidden_size * item_bytes
+    return _DRIVER_BYTES + kept + max(step, encoding) + _graph_bytes(model, options, token_bytes)
+
+
+def _both_ways_bytes(model: ModelConfig, vision: VisionConfig, longest: int, item_bytes: int) -> int:
+    """Of the layer where an image's tokens that see each other have most keys: these with values, and scores."""
+    most = 0
+    for index, window in enumerate(model.sliding_windows):
+        if window is None and vision.two_way_layers == "windows":
+            continue
+        layer, num_keys = model.of_layer(index), min(longest, (window or longest) + vision.max_tokens)
+        # Both in float32, made of what one of them is in the cache.
+        numbers = num_keys * layer.num_key_value_heads * layer.head_dim
+        scores = min(_MAX_SCORES, vision.max_tokens * layer.num_attention_heads * num_keys)
+        most = max(most, numbers * (2 * 4 + item_bytes) + 2 * 4 * scores)
+    return most
 
 
 def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) -> int:

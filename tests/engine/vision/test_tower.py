@@ -1,19 +1,26 @@
 """Images as the model sees them are those that transformers shows it, and what it sees is the same."""
 
 import json
+from dataclasses import replace
 from shutil import copytree
+from typing import Any
+from weakref import finalize
 
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, weight_bytes
+from headrace.engine.checkpoints.vision_size import encode_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import InvalidRequestError, ModelError
 from headrace.engine.models import load_model
 from headrace.engine.vision.image_files import decode, image_size
 from headrace.engine.vision.image_size import MAX_IMAGE_PIXELS, token_grid
+from headrace.engine.vision.tower import VisionTower
 
 from .seeing import picture, png
 
@@ -139,6 +146,39 @@ def test_the_largest_image_is_as_large_as_it_may_be(oracle, model):
     # 48 tokens by max_pixels, of which a square has 36.
     assert model.vision.encode_largest(500).shape == (1, 36, 64)
     assert model.vision.encode_largest(10).shape == (1, 9, 64)
+
+
+@pytest.mark.parametrize("inner", [512, 2048], ids=["attention", "the MLP"])
+def test_what_the_largest_image_takes_is_about_what_the_description_says(oracle, inner):
+    sizes = {"depth": 1, "hidden_size": 512, "num_heads": 8, "intermediate_size": inner, "max_pixels": 256 * 28 * 28}
+    vision = replace(oracle.vision, **sizes)
+    tower = VisionTower(vision, torch.float32, torch.device("cpu"))
+    for slot in tower.weight_slots():
+        slot.destination.fill_(0.01)
+    with MostMemory() as memory:
+        assert tower.encode_largest(10_000).shape == (1, 256, 64)
+    assert 0.9 < encode_bytes(vision, 256, 4) / memory.most < 1.3
+    assert tower.room(10, 100).shape == (110, 64)
+
+
+class MostMemory(TorchDispatchMode):
+    """How many bytes of tensors there were at most at a time, of those made meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {each.untyped_storage()._cdata for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        made = function(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            storage = each.untyped_storage() if isinstance(each, torch.Tensor) else None
+            if storage is not None and storage._cdata not in known and storage._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                finalize(storage, self._sizes.pop, storage._cdata, None)
+        self.most = max(self.most, sum(self._sizes.values()))
+        return made
 
 
 def test_random_weights_give_numbers(oracle):

@@ -1,6 +1,7 @@
 """`headrace size`: what a model takes, worked out by hand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,7 +138,8 @@ def test_of_a_model_that_reads_images(headrace, tmp_path):
     found = json.loads(headrace(tmp_path, "size", model, "--gpu", "24GiB", "--gpu", "h200", "--json").out)
     assert found["parameters"] == 8_767_123_696
     small, h200 = found["gpus"]
-    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, 3)
+    # Its largest image takes more than a step.
+    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, 4)
     assert (h200["num_gpus_for_one_sequence"], h200["num_gpus_for_max_num_seqs"]) == (1, 128)
     sizes = [ModelNeeds.of(model, EngineConfig(tensor_parallel_size=size)).weight_bytes for size in (1, 2, 4)]
     eyes = 2 * (8_767_123_696 - 8_190_735_360)
@@ -147,6 +149,46 @@ def test_of_a_model_that_reads_images(headrace, tmp_path):
     )
     stages = ModelNeeds.of(model, EngineConfig(pipeline_parallel_size=2))
     assert stages.weight_bytes == pytest.approx((sizes[0] - eyes) / 2 + eyes, rel=1e-3)
+
+
+def test_what_images_take_beside_the_weights(tmp_path):
+    """Of Gemma 3 4B, an image of which is computed in one step, however long its prompt is."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    tower = {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    }
+    raw: dict[str, Any] = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+    }
+    blind = write_model_folder(tmp_path / "blind", **raw)
+    seeing = write_model_folder(tmp_path / "seeing", **raw, vision_config=tower | {"num_attention_heads": 16})
+
+    def beside(model: Path, max_model_len: int, **options: Any) -> int:
+        options = {"max_model_len": max_model_len, "enforce_eager": True, **options}
+        return ModelNeeds.of(model, EngineConfig(**options)).beside_bytes
+
+    assert beside(blind, 4096) == beside(blind, 131072)
+    # Keys and values of four heads in float32, and what they are made of.
+    assert beside(seeing, 131072) - beside(seeing, 8192) == (131072 - 8192) * 4 * 256 * (2 * 4 + 2)
+    # As many more tokens as an image has, but for one, and 4,096 vectors beside an image's.
+    token_bytes = 2 * (3 * 2560 + (8 + 2 * 4) * 256 + 2560 + 2 * 10240 + 2560)
+    others = 8192 * 4 * 256 * (2 * 4 + 2) + 2 * 4 * 2**24
+    assert beside(seeing, 8192) - beside(blind, 8192) == 255 * token_bytes + others + (4096 + 256) * 2560 * 2
+    # Where steps are small the largest image takes most.
+    small = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
+    assert beside(seeing, 300, **small) - beside(blind, 300, **small) > 4096 * 2 * (5 * 1152 + 2 * 4304)
 
 
 def test_graphs_of_larger_steps_take_more(qwen):
