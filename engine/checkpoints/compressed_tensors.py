@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 from .model_folder import Raw
-from .quantization_fields import names_in, read_block, read_group_size, require
+from .quantization_fields import names_in, read_block, read_group_size
 from .quantization_schemes import (
     NVFP4_GROUP,
     ByteScheme,
@@ -16,11 +16,11 @@ from .quantization_schemes import (
     QuantizationConfig,
     WeightScheme,
 )
-from .scalars import whole
+from .scalars import require, whole
 
 
 def read_compressed_tensors(raw: Raw) -> QuantizationConfig:
-    require(raw, "quantization_status", "compressed", "frozen", default="compressed")
+    require(raw, "quantization_status", "compressed", "frozen")
     sparsity: Raw = raw.get("sparsity_config") or {}
     if (found := sparsity.get("format", "dense")) != "dense":
         raise ModelError(f"sparsity_config.format is {found!r}; supported: dense")
@@ -47,7 +47,7 @@ def _group(name: str, group: Raw, raw: Raw) -> WeightScheme:
     if form == "pack-quantized" and (kind, bits) == ("int", 4) and not inputs:
         return _int4(name, weights)
     if form == "nvfp4-pack-quantized" and (kind, bits) == ("float", 4):
-        require(weights, "group_size", NVFP4_GROUP, within=f"config_groups.{name}.weights.")
+        require(weights, "group_size", NVFP4_GROUP, within=f"config_groups.{name}.weights.", is_needed=True)
         return Nvfp4Scheme("weight_packed", "weight_global_scale", divides=True)
     byte = (kind, bits) in (("int", 8), ("float", 8))
     same = bool(inputs) and _type(inputs, f"config_groups.{name}.input_activations.") == (kind, bits)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..errors import ModelError
 from .model_folder import Raw
-from .quantization_fields import names_in, read_block, require
+from .quantization_fields import names_in, read_block
 from .quantization_schemes import (
     NVFP4_GROUP,
     ByteScheme,
@@ -17,6 +17,7 @@ from .quantization_schemes import (
     QuantizationConfig,
     WeightScheme,
 )
+from .scalars import require
 
 _FP8: dict[str, Literal["tensor", "channel", "block"]] = {
     "FP8": "tensor",
@@ -56,7 +57,7 @@ def _scheme(field: str, raw: Raw) -> WeightScheme:
     """field: where `raw` stands."""
     algo = str(raw.get("quant_algo")).upper()
     if algo in _NVFP4:
-        require(raw, "group_size", NVFP4_GROUP, default=NVFP4_GROUP, within=field)
+        require(raw, "group_size", NVFP4_GROUP, within=field)
         return Nvfp4Scheme()
     if algo in _FP8:
         size = raw.get("group_size") or 128

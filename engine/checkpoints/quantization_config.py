@@ -9,7 +9,7 @@ from ..errors import ModelError, shown
 from .compressed_tensors import read_compressed_tensors
 from .model_folder import Raw
 from .modelopt import read_modelopt
-from .quantization_fields import names_in, read_block, read_group_size, require
+from .quantization_fields import names_in, read_block, read_group_size
 from .quantization_schemes import (
     BlockScheme,
     ByteScheme,
@@ -20,6 +20,7 @@ from .quantization_schemes import (
     QuantizationConfig,
     WeightScheme,
 )
+from .scalars import require
 
 # Of GGUF's types, how many weights share a scale.
 _BYTE_GROUPS = {"Q5_0": 32, "Q8_0": 32, "Q6_K": 16}
@@ -49,9 +50,9 @@ def read_quantization(raw: Raw) -> QuantizationConfig | None:
 
 
 def _gptq(raw: Raw) -> QuantizationConfig:
-    require(raw, "bits", 4)
-    require(raw, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
-    require(raw, "is_marlin_format", False, default=False)
+    require(raw, "bits", 4, is_needed=True)
+    require(raw, "checkpoint_format", "gptq", "gptq_v2")
+    require(raw, "is_marlin_format", False)
     scheme = Int4Scheme(
         "gptq",
         read_group_size(raw.get("group_size", 128)),
@@ -95,17 +96,17 @@ def _read_dynamic(raw: Raw) -> _Dynamic:
 
 
 def _awq(raw: Raw) -> QuantizationConfig:
-    require(raw, "bits" if "bits" in raw else "w_bit", 4)
-    require(raw, "version", "gemm", "GEMM", default="gemm")
-    require(raw, "zero_point", True, default=True)
+    require(raw, "bits" if "bits" in raw else "w_bit", 4, is_needed=True)
+    require(raw, "version", "gemm", "GEMM")
+    require(raw, "zero_point", True)
     group_size = raw["group_size"] if "group_size" in raw else raw.get("q_group_size", 128)
     scheme = Int4Scheme("awq", read_group_size(group_size), is_symmetric=False)
     return QuantizationConfig("awq", (((re.compile(""),), scheme),), (_left_out(raw, "modules_to_not_convert"),))
 
 
 def _fp8(raw: Raw) -> QuantizationConfig:
-    require(raw, "activation_scheme", "dynamic", "static", default="dynamic")
-    require(raw, "fmt", "e4m3", default="e4m3")
+    require(raw, "activation_scheme", "dynamic", "static")
+    require(raw, "fmt", "e4m3")
     block = raw.get("weight_block_size")
     if block:
         scheme = ByteScheme("fp8", "block", "weight_scale_inv", read_block("weight_block_size", block))

@@ -3,14 +3,7 @@
 from typing import Any
 
 from ..errors import ModelError, shown
-from .model_folder import Raw
 from .scalars import whole, wholes
-
-
-def require(raw: Raw, field: str, *allowed: object, default: object = None, within: str = "") -> None:
-    """within: where `raw` stands."""
-    if (value := raw.get(field, default)) not in allowed:
-        raise ModelError(f"{within}{field} is {value!r}; supported: {', '.join(map(str, allowed))}")
 
 
 def read_block(field: str, sizes: Any) -> tuple[int, int]:

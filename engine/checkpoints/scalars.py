@@ -1,4 +1,4 @@
-"""Numbers of a JSON object, each refused by its name where it is something else. Free of torch."""
+"""Fields of a JSON object, each refused by its name where it is something else than is wanted. Free of torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -62,6 +62,12 @@ def numbers(raw: Object, name: str, default: Sequence[float] | None = None, *, w
     """See `wholes`."""
     found = _listed(raw, name, default, within)
     return tuple(number(found, each, within=within) for each in found)
+
+
+def require(raw: Object, name: str, *allowed: object, within: str = "", is_needed: bool = False) -> None:
+    """Refuse another value than these; where it is left out it is the first, unless it `is_needed`. See `whole`."""
+    if (found := raw.get(name, None if is_needed else allowed[0])) not in allowed:
+        raise ModelError(f"{within}{name} is {shown(found)}; supported: {', '.join(map(str, allowed))}")
 
 
 def _listed(raw: Object, name: str, default: Sequence[float] | None, within: str) -> dict[str, Any]:

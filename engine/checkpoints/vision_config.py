@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ModelError, shown
-from .model_folder import Raw, at_fault, read_json_object, stop_ids
+from .model_folder import Raw, at_fault, read_json_object
 from .scalars import numbers, whole_or_none
 
 # Where a `config.json` has what a tower is, for errors.
@@ -259,12 +259,6 @@ def _pixels(images: Raw, name: str, size: Mapping[str, Any], edge: str) -> int |
     return whole_or_none(images, name) or whole_or_none(size, edge, within="size.")
 
 
-def require_supported(raw: Raw, name: str, *allowed: object, within: str = TOWER) -> None:
-    """Raises `ModelError` for another value than these; where there is none it is the first."""
-    if (found := raw.get(name, allowed[0])) not in allowed:
-        raise ModelError(f"unsupported {within}{name} {found!r}; supported: {', '.join(map(str, allowed))}")
-
-
 def image_file(folder: Path) -> Path:
     """The file that says how images are made ready; where there is none, what they follow from."""
     files = [folder / name for name in ("preprocessor_config.json", "processor_config.json", "config.json")]
@@ -281,30 +275,3 @@ def image_processor(folder: Path) -> Raw:
     if not isinstance(images, dict):
         raise ModelError(f"image_processor must be a JSON object, not {shown(images)}")
     return {name: value for name, value in images.items() if value}
-
-
-def decoder_fields(raw: Raw) -> Raw:
-    """The decoder's own `config.json`. transformers 5 writes its fields apart, before they were beside the others."""
-    text = raw.get("text_config") or {}
-    rope = read_rope_fields(raw)
-    # "mrope" says no more than that there is a `mrope_section`.
-    is_plain = "mrope" in (rope.get("type"), rope.get("rope_type"))
-    return {
-        **raw,
-        **text,
-        "rope_parameters": {**rope, "type": "default", "rope_type": "default"} if is_plain else rope,
-        "eos_token_id": raw["eos_token_id"] or stop_ids(text, "text_config."),
-        "tie_word_embeddings": raw.get("tie_word_embeddings") or text.get("tie_word_embeddings", False),
-        "dtype": text.get("dtype") or raw.get("dtype") or raw.get("torch_dtype"),
-    }
-
-
-def read_rope_fields(raw: Raw) -> Mapping[str, Any]:
-    """What a model with images says of its decoder's positions, by whatever name and wherever."""
-    text = raw.get("text_config") or {}
-    for fields in (text, raw):
-        for name in ("rope_parameters", "rope_scaling"):
-            rope: Mapping[str, Any] = fields.get(name) or {}
-            if rope:
-                return rope
-    return {}

@@ -11,9 +11,9 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
 from ..rope_config import rope_fields, rope_place
-from ..scalars import Section, whole, whole_or_none
+from ..scalars import Section, require, whole, whole_or_none
 from .glm import guessing_parts, read_experts
-from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation, require_one_of
+from .llama import read_plain, read_query_growth, read_rotary_dim, require_activation
 from .sparse_layers import with_listed_layers
 
 
@@ -26,10 +26,10 @@ def read_deepseek_v2(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _v2_experts(raw: Raw) -> MoeConfig:
-    require_one_of(raw, "scoring_func", "softmax")
-    require_one_of(raw, "topk_method", "greedy", "group_limited_greedy")
+    require(raw, "scoring_func", "softmax")
+    require(raw, "topk_method", "greedy", "group_limited_greedy")
     # What it would be multiplied by then, transformers, vLLM and DeepSeek's own code do not agree on.
-    require_one_of(raw, "norm_topk_prob", False)
+    require(raw, "norm_topk_prob", False)
     if raw.get("topk_method") != "group_limited_greedy":
         raw = {**raw, "n_group": None}
     experts = read_experts(raw, first_dense=0, normalises=False)
@@ -38,14 +38,14 @@ def _v2_experts(raw: Raw) -> MoeConfig:
 
 def read_deepseek_v3(folder: Path, raw: Raw) -> ModelShape:
     """DeepSeek-V3, R1 and V3.1, Kimi K2 and Moonlight: experts that sigmoids choose, in groups (arXiv 2412.19437)."""
-    require_one_of(raw, "scoring_func", "sigmoid")
-    require_one_of(raw, "topk_method", "noaux_tc")
+    require(raw, "scoring_func", "sigmoid")
+    require(raw, "topk_method", "noaux_tc")
     return replace(_read(folder, raw), moe=read_experts(raw, first_dense=3, normalises=True))
 
 
 def read_glm4_moe_lite(folder: Path, raw: Raw) -> ModelShape:
     """GLM-4.7-Flash: DeepSeek-V3 in small."""
-    require_one_of(raw, "topk_method", "noaux_tc")
+    require(raw, "topk_method", "noaux_tc")
     moe = read_experts(raw, first_dense=1, normalises=True)
     return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=with_listed_layers(moe, raw))
 

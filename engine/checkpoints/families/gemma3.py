@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import ModelError, shown
 from ..model_folder import Raw, at_fault
 from ..model_shape import ModelShape
-from ..scalars import number, numbers, positive, whole
+from ..scalars import number, numbers, positive, require, whole
 from ..vision_config import (
     TOWER,
     ImageFrame,
@@ -22,7 +22,6 @@ from ..vision_config import (
     VisionNames,
     image_file,
     image_processor,
-    require_supported,
 )
 from .others import read_gemma3, read_language_model
 
@@ -61,8 +60,8 @@ def read_seeing_gemma3(folder: Path, raw: Raw) -> ModelShape:
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     tower = raw["vision_config"]
-    require_supported(tower, "model_type", "siglip_vision_model")
-    require_supported(tower, "hidden_act", "gelu_pytorch_tanh")
+    require(tower, "model_type", "siglip_vision_model", within=TOWER)
+    require(tower, "hidden_act", "gelu_pytorch_tanh", within=TOWER)
     size = partial(positive, tower, within=TOWER)
     side, patch_size = size("image_size", 224), size("patch_size", 16)
     merge = _patches_per_token_side(side // patch_size, positive(raw, "mm_tokens_per_image", 256))
@@ -122,5 +121,4 @@ def _require_whole_squares(images: Mapping[str, Any], side: int) -> None:
     size = images.get("size") or {"height": side, "width": side}
     if not isinstance(size, Mapping) or (size.get("height"), size.get("width")) != (side, side):
         raise ModelError(f"size is {shown(size)}, and must be the tower's: height and width of {side}")
-    if (found := images.get("resample", 2)) not in tuple(_RESAMPLING):
-        raise ModelError(f"unsupported resample {found!r}; supported: {', '.join(map(str, _RESAMPLING))}")
+    require(images, "resample", *_RESAMPLING)

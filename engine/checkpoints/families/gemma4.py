@@ -11,9 +11,9 @@ from ..model_folder import Raw
 from ..model_shape import DecoderNames, LayerInputsConfig, LayerSizes, ModelShape, MoeConfig
 from ..other_names import NESTED_NAMES
 from ..scalars import whole, whole_or_none
-from ..vision_config import decoder_fields
 from .others import GEMMA_NORMS, read_gemma2, ropes_by_window
 from .sliding_windows import read_windows, sliding_layers
+from .text_config import decoder_fields
 
 # As its family has them where a config leaves them out.
 _DEFAULTS = {

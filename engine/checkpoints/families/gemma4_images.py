@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ModelError
 from ..model_folder import Raw, at_fault
 from ..model_shape import ModelShape
-from ..scalars import number, number_or_none, positive, whole, whole_or_none
+from ..scalars import number, number_or_none, positive, require, whole, whole_or_none
 from ..vision_config import (
     TOWER,
     ImageFrame,
@@ -21,7 +21,6 @@ from ..vision_config import (
     VisionNames,
     image_file,
     image_processor,
-    require_supported,
 )
 from .gemma4 import EYES, read_gemma4_text
 from .others import GEMMA_NORMS
@@ -54,9 +53,9 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
     tower, text = raw["vision_config"], raw["text_config"]
     size = partial(positive, tower, within=TOWER)
     rope = tower.get("rope_parameters") or {}
-    require_supported(tower, "model_type", "gemma4_vision")
-    require_supported(tower, "hidden_activation", "gelu_pytorch_tanh")
-    require_supported(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
+    require(tower, "model_type", "gemma4_vision", within=TOWER)
+    require(tower, "hidden_activation", "gelu_pytorch_tanh", within=TOWER)
+    require(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
     patch_size, merge = size("patch_size", 16), size("pooling_kernel_size", 3)
     with at_fault(image_file(folder)):
         max_tokens = _max_tokens(image_processor(folder), patch_size, merge)

@@ -10,8 +10,8 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
-from ..scalars import number, number_or_none, whole, whole_or_none
-from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation, require_one_of
+from ..scalars import number, number_or_none, require, whole, whole_or_none
+from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation
 from .sliding_windows import read_windows, sliding_layers
 from .sparse_layers import with_listed_layers
 
@@ -73,8 +73,8 @@ def read_cohere2_moe(folder: Path, raw: Raw) -> ModelShape:
 
 def _cohere_experts(raw: Raw, num_dense: int) -> MoeConfig:
     """Chosen by their logits. `num_dense`: how many layers have none."""
-    require_one_of(raw, "expert_selection_fn", "softmax", "sigmoid")
-    require_one_of(raw, "shared_expert_combination_strategy", "average", "sum")
+    require(raw, "expert_selection_fn", "softmax", "sigmoid")
+    require(raw, "shared_expert_combination_strategy", "average", "sum")
     inner, num_shared = whole(raw, "intermediate_size"), whole_or_none(raw, "num_shared_experts") or 0
     are_sigmoids = raw.get("expert_selection_fn") == "sigmoid"
     share = 0.5 if num_shared and raw.get("shared_expert_combination_strategy", "average") == "average" else 1.0

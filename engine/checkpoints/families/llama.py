@@ -10,7 +10,7 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
 from ..rope_config import RopeConfig, read_rope, rope_fields, rope_place
-from ..scalars import number, number_or_none, numbers, positive, whole, whole_or_none, wholes
+from ..scalars import number, number_or_none, numbers, positive, require, whole, whole_or_none, wholes
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
 
 # What a checkpoint calls the parts where there is no gate.
@@ -209,15 +209,7 @@ def read_rotary_dim(raw: Raw, head_dim: int, share: float) -> int:
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:
-    aliases = (expected, "swish") if expected == "silu" else (expected,)
-    if (found := raw.get(field, expected)) not in aliases:
-        raise ModelError(f"unsupported {field} {found!r}; supported: {expected}")
-
-
-def require_one_of(raw: Raw, field: str, *allowed: object) -> None:
-    """Where the config says nothing it is the first."""
-    if (found := raw.get(field, allowed[0])) not in allowed:
-        raise ModelError(f"{field} is {found!r}; supported: {', '.join(map(repr, allowed))}")
+    require(raw, field, expected, *(["swish"] if expected == "silu" else []))
 
 
 def context_length(raw: Raw, rope: RopeConfig) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ModelError, shown
 from ..model_folder import Raw, at_fault, read_json_object
 from ..model_shape import ModelShape
-from ..scalars import number_or_none, numbers, positive, whole, whole_or_none
+from ..scalars import number_or_none, numbers, positive, require, whole, whole_or_none
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
@@ -23,7 +23,6 @@ from ..vision_config import (
     VisionNames,
     image_file,
     image_processor,
-    require_supported,
 )
 from .deepseek import read_mistral4
 from .llama import read_ministral3, read_mistral
@@ -93,11 +92,11 @@ def _require_tower(raw: Raw) -> None:
     """Refuse what is another tower, or makes other use of it."""
     tower = raw["vision_config"]
     rope = tower.get("rope_parameters") or {}
-    require_supported(tower, "model_type", "pixtral")
-    require_supported(tower, "hidden_act", "gelu", "silu")
-    require_supported(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
-    require_supported(raw, "projector_hidden_act", "gelu", within="")
-    require_supported(raw, "vision_feature_layer", -1, within="")
+    require(tower, "model_type", "pixtral", within=TOWER)
+    require(tower, "hidden_act", "gelu", "silu", within=TOWER)
+    require(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
+    require(raw, "projector_hidden_act", "gelu")
+    require(raw, "vision_feature_layer", -1)
     sizes = ("hidden_size", "num_attention_heads")
     hidden_size, heads = (positive(tower, name, within=TOWER) for name in sizes)
     head_dim = whole_or_none(tower, "head_dim", within=TOWER)

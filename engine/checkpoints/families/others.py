@@ -13,9 +13,9 @@ from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
 from ..other_names import LLAVA_NAMES
 from ..rope_config import RopeConfig, read_rope
 from ..scalars import number, number_or_none, whole, whole_or_none
-from ..vision_config import decoder_fields
 from .llama import context_length, read_plain, require_activation
 from .sliding_windows import read_windows, sliding_layers
+from .text_config import decoder_fields
 
 GEMMA_NORMS = (
     "input_layernorm",

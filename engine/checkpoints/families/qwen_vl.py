@@ -13,7 +13,8 @@ from ...errors import ModelError
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape
 from ..other_names import NESTED_NAMES, QWEN2_VL_NAMES
-from ..scalars import number, positive, whole, whole_or_none, wholes
+from ..rope_config import rope_place
+from ..scalars import number, positive, require, whole, whole_or_none, wholes
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
@@ -21,14 +22,12 @@ from ..vision_config import (
     ImageScale,
     VisionConfig,
     VisionNames,
-    decoder_fields,
-    read_rope_fields,
     read_scale,
-    require_supported,
 )
 from .llama import read_qwen2, read_qwen3
 from .mixtures import read_qwen3_moe
 from .qwen_next import read_qwen3_5_text
+from .text_config import decoder_fields, decoder_rope
 
 # As published with Qwen2-VL.
 _QWEN2_IMAGES = ImageScale(
@@ -42,7 +41,7 @@ _QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,)
 
 def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen2 with a vision tower in front (arXiv 2409.12191)."""
-    require_supported(raw["vision_config"], "hidden_act", "quick_gelu")
+    require(raw["vision_config"], "hidden_act", "quick_gelu", within=TOWER)
     tower = raw["vision_config"]
     size = positive(tower, "embed_dim", within=TOWER)
     # By the others' names: `hidden_size` is the decoder's here.
@@ -60,7 +59,7 @@ def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
 def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     """The same with a tower that has windows (arXiv 2502.13923)."""
     tower = raw["vision_config"]
-    require_supported(raw["vision_config"], "hidden_act", "silu")
+    require(raw["vision_config"], "hidden_act", "silu", within=TOWER)
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
         window_size=whole(tower, "window_size", 112, within=TOWER),
@@ -70,7 +69,7 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _seeing_qwen2(folder: Path, raw: Raw, vision: VisionConfig) -> ModelShape:
-    section = wholes(read_rope_fields(raw), "mrope_section")
+    section = wholes(decoder_rope(raw), "mrope_section", within=rope_place(raw))
     axes = tuple(axis for axis, length in enumerate(section) for _ in range(length))
     decoder = replace(read_qwen2(folder, decoder_fields(raw)), other_names=QWEN2_VL_NAMES)
     return _seeing(decoder, vision, section, axes)
@@ -103,7 +102,7 @@ def _read_qwen3(
 ) -> ModelShape:
     """`read`: of its decoder, which has `defaults` for fields left out, and a rope of these `sections`."""
     tower, text = raw["vision_config"], raw["text_config"]
-    require_supported(raw["vision_config"], "hidden_act", "gelu_pytorch_tanh")
+    require(raw["vision_config"], "hidden_act", "gelu_pytorch_tanh", within=TOWER)
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN3_IMAGES), patch_size=16),
         activation="gelu_tanh",
@@ -125,7 +124,7 @@ def _read_qwen3(
         )
     language = "model.language_model"
     names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
-    section = wholes({"mrope_section": read_rope_fields(raw).get("mrope_section") or sections}, "mrope_section")
+    section = wholes({"mrope_section": decoder_rope(raw).get("mrope_section") or sections}, "mrope_section")
     decoder = replace(decoder, names=names, other_names=NESTED_NAMES)
     return _seeing(decoder, vision, section, _in_turns(section))
 

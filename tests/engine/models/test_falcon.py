@@ -124,7 +124,7 @@ def test_falcon_3_is_a_llama(tmp_path):
     ("change", "message"),
     [
         ({"alibi": True}, "alibi is set: .* not supported, use a Falcon with rotary"),
-        ({"activation": "relu"}, "unsupported activation 'relu'; supported: gelu"),
+        ({"activation": "relu"}, "activation is 'relu'; supported: gelu"),
         ({"quantization_config": FP8}, "quantization_config is set: quantised Falcon"),
         ({"new_decoder_architecture": True, "num_kv_heads": 5}, "71 is no multiple of num_key_value_heads 5"),
     ],

@@ -49,7 +49,7 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
     ("architecture", "fields", "message"),
     [
         ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is set: norms of queries and keys"),
-        ("CohereForCausalLM", {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'; supported: silu"),
+        ("CohereForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
         ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is set: norms of queries and keys"),
         ("ApertusForCausalLM", {"post_norm": True}, "post_norm is True; supported for Apertus: False"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, r"clip_qkv is 8\.0: .* cut off are not supported"),
@@ -91,20 +91,20 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ("HYV3ForCausalLM", {"mlp_bias": True}, "mlp_bias is set: Hy3 is supported without"),
         ("HYV3ForCausalLM", {**MIXTURE, "mlp_layer_types": ["dense"]}, "mlp_layer_types has 1 entries for 3 layers"),
         ("ExaoneMoeForCausalLM", {**MIXTURE, "mlp_layer_types": ["moe"] * 3}, "has moe; supported: dense, sparse"),
-        ("ExaoneMoeForCausalLM", {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
+        ("ExaoneMoeForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("MellumForCausalLM", {**MIXTURE, "layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries for 3 layers"),
         (
             "Cohere2MoeForCausalLM",
             {"expert_selection_fn": "topk"},
-            "expert_selection_fn is 'topk'; supported: 'softmax'",
+            "expert_selection_fn is 'topk'; supported: softmax",
         ),
         (
             "Cohere2MoeForCausalLM",
             {"shared_expert_combination_strategy": "gate"},
-            "combination_strategy is 'gate'; supported: 'average', 'sum'",
+            "combination_strategy is 'gate'; supported: average, sum",
         ),
-        ("NemotronForCausalLM", {"hidden_act": "silu"}, "unsupported hidden_act 'silu'; supported: relu2"),
+        ("NemotronForCausalLM", {"hidden_act": "silu"}, "hidden_act is 'silu'; supported: relu2"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, architecture, fields, message):

@@ -264,7 +264,7 @@ def test_random_weights_of_a_published_checkpoint_are_as_large_as_others(packed)
     ("changes", "message"),
     [
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; supported for gpt-oss: mxfp4"),
-        ({"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"intermediate_size": 100}, "intermediate_size 100 is no multiple of 32"),
         ({"num_local_experts": 1}, "num_experts_per_tok is 4 of 1 experts"),
         ({"architectures": ["MixtralForCausalLM"]}, r"quantization_config \(mxfp4\) is supported for gpt-oss alone"),

@@ -259,9 +259,9 @@ def test_adapters(gemma, expected, tmp_path):
     [
         (
             {"vision_config": {"model_type": "pixtral"}},
-            "unsupported vision_config.model_type 'pixtral'; supported: s",
+            "vision_config.model_type is 'pixtral'; supported: s",
         ),
-        ({"vision_config": {"hidden_act": "gelu"}}, "unsupported vision_config.hidden_act 'gelu'; supported: gelu_py"),
+        ({"vision_config": {"hidden_act": "gelu"}}, "vision_config.hidden_act is 'gelu'; supported: gelu_py"),
         ({"vision_config": {"num_attention_heads": 5}}, "hidden_size 36 must be a multiple of num_heads 5"),
         (
             {"mm_tokens_per_image": 15},
@@ -281,8 +281,8 @@ def test_a_tower_that_cannot_be_is_refused(gemma, tmp_path, fields, message):
         ({"do_pan_and_scan": True}, "do_pan_and_scan is set: images are shown whole"),
         ({"size": {"height": 112, "width": 224}}, "size is .* must be the tower's: height and width of 112"),
         ({"size": [112, 112]}, r"size is \[112, 112\], and must be"),
-        ({"resample": 1}, "unsupported resample 1; supported: 2, 3"),
-        ({"resample": [2]}, r"unsupported resample \[2\]; supported: 2, 3"),
+        ({"resample": 1}, "resample is 1; supported: 2, 3"),
+        ({"resample": [2]}, r"resample is \[2\]; supported: 2, 3"),
         ({"image_std": [0.5]}, "image_mean and image_std must have 3 numbers each"),
     ],
 )

@@ -196,18 +196,18 @@ def changed(folder: Path, copy: Path, file: str = "config.json", **fields: Any) 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vision_config": {"model_type": "siglip"}}, "unsupported vision_config.model_type 'siglip'; supported: pix"),
-        ({"vision_config": {"hidden_act": "relu"}}, "unsupported vision_config.hidden_act 'relu'; supported: gelu, s"),
+        ({"vision_config": {"model_type": "siglip"}}, "vision_config.model_type is 'siglip'; supported: pix"),
+        ({"vision_config": {"hidden_act": "relu"}}, "vision_config.hidden_act is 'relu'; supported: gelu, s"),
         ({"vision_config": {"num_hidden_layers": 0}}, "vision_config.num_hidden_layers must be at least 1, not 0"),
         ({"vision_config": {"num_attention_heads": 3}}, "vision_config.head_dim 16 times 3 heads is not 32"),
         (
             {"vision_config": {"patch_size": [14, 14]}},
             r"vision_config.patch_size must be a whole number, not \[14, 14\]",
         ),
-        ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "unsupported vision_config.rope_parameters"),
-        ({"projector_hidden_act": "silu"}, "unsupported projector_hidden_act 'silu'; supported: gelu"),
-        ({"vision_feature_layer": -2}, "unsupported vision_feature_layer -2; supported: -1"),
-        ({"vision_feature_layer": [-1]}, r"unsupported vision_feature_layer \[-1\]; supported: -1"),
+        ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "vision_config.rope_parameters"),
+        ({"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'; supported: gelu"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2; supported: -1"),
+        ({"vision_feature_layer": [-1]}, r"vision_feature_layer is \[-1\]; supported: -1"),
         ({"spatial_merge_size": 0}, "config.json: spatial_merge_size must be at least 1, not 0"),
     ],
 )

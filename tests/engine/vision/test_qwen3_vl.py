@@ -131,7 +131,7 @@ def test_a_config_as_it_is_published(qwen3, tmp_path):
         ("deepstack_visual_indexes", [2, 0], r"deepstack_visual_indexes \[2, 0\] must be in ascending order"),
         ("deepstack_visual_indexes", [1, 3], "some of its 3 layers"),
         ("deepstack_visual_indexes", [0, 1, 2], "has 3 entries, which must be fewer than num_hidden_layers 3"),
-        ("hidden_act", "silu", "unsupported vision_config.hidden_act 'silu'; supported: gelu_pytorch_tanh"),
+        ("hidden_act", "silu", "vision_config.hidden_act is 'silu'; supported: gelu_pytorch_tanh"),
     ],
 )
 def test_a_tower_that_cannot_be_is_refused(qwen3, tmp_path, field, value, message):
