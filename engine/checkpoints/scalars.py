@@ -105,6 +105,10 @@ class Section:
         """Of any kind."""
         return self.raw.get(name, default)
 
+    def section(self, name: str) -> "Section":
+        """What stands below this one; nothing where it is left out."""
+        return Section(self.raw.get(name) or {}, f"{self.within}{name}.")
+
     def whole(self, name: str, default: int | None = None) -> int:
         return whole(self.raw, name, default, within=self.within)
 
@@ -128,3 +132,6 @@ class Section:
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
         return numbers(self.raw, name, default, within=self.within)
+
+    def require(self, name: str, *allowed: object) -> None:
+        require(self.raw, name, *allowed, within=self.within)

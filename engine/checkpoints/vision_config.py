@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 from ..errors import ModelError, shown
 from .model_folder import Raw, at_fault, read_json_object
-from .scalars import numbers, whole_or_none
+from .scalars import Section, numbers, whole_or_none
 
-# Where a `config.json` has what a tower is, for errors.
-TOWER = "vision_config."
 # Of the images that OpenAI's CLIP was trained with, by which many were published.
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -257,6 +255,11 @@ def read_scale(folder: Path, published: ImageScale) -> ImageScale:
 
 def _pixels(images: Raw, name: str, size: Mapping[str, Any], edge: str) -> int | None:
     return whole_or_none(images, name) or whole_or_none(size, edge, within="size.")
+
+
+def tower_of(raw: Raw) -> Section:
+    """What a `config.json` says of the tower."""
+    return Section(raw["vision_config"], "vision_config.")
 
 
 def image_file(folder: Path) -> Path:

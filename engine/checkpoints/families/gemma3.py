@@ -6,22 +6,21 @@ It raises `ModelError` for what is not supported, and `KeyError` naming a field 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ModelError, shown
 from ..model_folder import Raw, at_fault
 from ..model_shape import ModelShape
-from ..scalars import number, numbers, positive, require, whole
+from ..scalars import numbers, positive, require, whole
 from ..vision_config import (
-    TOWER,
     ImageFrame,
     PoolConfig,
     VisionConfig,
     VisionNames,
     image_file,
     image_processor,
+    tower_of,
 )
 from .others import read_gemma3, read_language_model
 
@@ -59,13 +58,12 @@ def read_seeing_gemma3(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
-    tower = raw["vision_config"]
-    require(tower, "model_type", "siglip_vision_model", within=TOWER)
-    require(tower, "hidden_act", "gelu_pytorch_tanh", within=TOWER)
-    size = partial(positive, tower, within=TOWER)
-    side, patch_size = size("image_size", 224), size("patch_size", 16)
+    tower = tower_of(raw)
+    tower.require("model_type", "siglip_vision_model")
+    tower.require("hidden_act", "gelu_pytorch_tanh")
+    side, patch_size = tower.positive("image_size", 224), tower.positive("patch_size", 16)
     merge = _patches_per_token_side(side // patch_size, positive(raw, "mm_tokens_per_image", 256))
-    eps = number(tower, "layer_norm_eps", 1e-6, within=TOWER)
+    eps = tower.number("layer_norm_eps", 1e-6)
     with at_fault(image_file(folder)):
         images = image_processor(folder)
         _require_whole_squares(images, side)
@@ -73,15 +71,15 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
         resampling = _RESAMPLING[images.get("resample", 2)]
     return VisionConfig(
         image_token_id=whole(raw, "image_token_index" if "image_token_index" in raw else "image_token_id", 262_144),
-        depth=size("num_hidden_layers", 12),
-        hidden_size=size("hidden_size", 768),
-        intermediate_size=size("intermediate_size", 3072),
-        num_heads=size("num_attention_heads", 12),
+        depth=tower.positive("num_hidden_layers", 12),
+        hidden_size=tower.positive("hidden_size", 768),
+        intermediate_size=tower.positive("intermediate_size", 3072),
+        num_heads=tower.positive("num_attention_heads", 12),
         out_hidden_size=decoder.hidden_size,
         patch_size=patch_size,
         temporal_patch_size=1,
         spatial_merge_size=merge,
-        num_channels=size("num_channels", 3),
+        num_channels=tower.positive("num_channels", 3),
         min_pixels=side**2,
         max_pixels=side**2,
         image_mean=mean,

@@ -5,22 +5,21 @@ It raises `ModelError` for what is not supported, and `KeyError` naming a field 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
 from ..model_folder import Raw, at_fault
 from ..model_shape import ModelShape
-from ..scalars import number, number_or_none, positive, require, whole, whole_or_none
+from ..scalars import Section, positive, whole, whole_or_none
 from ..vision_config import (
-    TOWER,
     ImageFrame,
     ScaledPoolConfig,
     VisionConfig,
     VisionNames,
     image_file,
     image_processor,
+    tower_of,
 )
 from .gemma4 import EYES, read_gemma4_text
 from .others import GEMMA_NORMS
@@ -50,21 +49,20 @@ def read_seeing_gemma4(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
-    tower, text = raw["vision_config"], raw["text_config"]
-    size = partial(positive, tower, within=TOWER)
-    rope = tower.get("rope_parameters") or {}
-    require(tower, "model_type", "gemma4_vision", within=TOWER)
-    require(tower, "hidden_activation", "gelu_pytorch_tanh", within=TOWER)
-    require(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
-    patch_size, merge = size("patch_size", 16), size("pooling_kernel_size", 3)
+    tower, text = tower_of(raw), raw["text_config"]
+    rope = tower.section("rope_parameters")
+    tower.require("model_type", "gemma4_vision")
+    tower.require("hidden_activation", "gelu_pytorch_tanh")
+    rope.require("rope_type", "axial", "default")
+    patch_size, merge = tower.positive("patch_size", 16), tower.positive("pooling_kernel_size", 3)
     with at_fault(image_file(folder)):
         max_tokens = _max_tokens(image_processor(folder), patch_size, merge)
     vision = VisionConfig(
         image_token_id=whole(raw, "image_token_id", 258_880),
-        depth=size("num_hidden_layers", 16),
-        hidden_size=size("hidden_size", 768),
-        intermediate_size=size("intermediate_size", 3072),
-        num_heads=size("num_attention_heads", 12),
+        depth=tower.positive("num_hidden_layers", 16),
+        hidden_size=tower.positive("hidden_size", 768),
+        intermediate_size=tower.positive("intermediate_size", 3072),
+        num_heads=tower.positive("num_attention_heads", 12),
         out_hidden_size=decoder.hidden_size,
         patch_size=patch_size,
         temporal_patch_size=1,
@@ -79,23 +77,23 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
         frame=ImageFrame(whole(raw, "boi_token_id", 255_999), whole(raw, "eoi_token_id", 258_882)),
         two_way_layers="windows" if text.get("use_bidirectional_attention") == "vision" else None,
         layer_input_token_id=whole_or_none(text, "pad_token_id") or 0,
-        norm_eps=number(tower, "rms_norm_eps", 1e-6, within=TOWER),
+        norm_eps=tower.number("rms_norm_eps", 1e-6),
         has_biases=False,
         has_limits=bool(tower.get("use_clipped_linears", False)),
         has_channels_last=True,
         has_head_norms=True,
-        rope_theta=number_or_none(rope, "rope_theta") or 100.0,
+        rope_theta=rope.number_or_none("rope_theta") or 100.0,
         has_axes_apart=True,
         projector=ScaledPoolConfig(bool(tower.get("standardize", False))),
-        num_axis_positions=size("position_embedding_size", 10_240),
+        num_axis_positions=tower.positive("position_embedding_size", 10_240),
         names=_NAMES,
     )
     return _checked(vision, tower)
 
 
-def _checked(vision: VisionConfig, tower: Raw) -> VisionConfig:
+def _checked(vision: VisionConfig, tower: Section) -> VisionConfig:
     """Refuse heads of other sizes, and fewer positions than an image may have."""
-    heads, head_dim = (whole_or_none(tower, name, within=TOWER) for name in ("num_key_value_heads", "head_dim"))
+    heads, head_dim = (tower.whole_or_none(name) for name in ("num_key_value_heads", "head_dim"))
     if heads not in (None, vision.num_heads) or head_dim not in (None, vision.hidden_size / vision.num_heads):
         raise ModelError(
             f"vision_config.num_key_value_heads {heads} and head_dim {head_dim} must be as many as there are heads, "

@@ -5,24 +5,23 @@ It raises `ModelError` for what is not supported, and `KeyError` naming a field 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, shown
 from ..model_folder import Raw, at_fault, read_json_object
 from ..model_shape import ModelShape
-from ..scalars import number_or_none, numbers, positive, require, whole, whole_or_none
+from ..scalars import Section, numbers, positive, require, whole
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
-    TOWER,
     ProjectorConfig,
     RowEnds,
     VisionConfig,
     VisionNames,
     image_file,
     image_processor,
+    tower_of,
 )
 from .deepseek import read_mistral4
 from .llama import read_ministral3, read_mistral
@@ -51,26 +50,25 @@ def read_mistral3(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
-    tower = raw["vision_config"]
+    tower = tower_of(raw)
     _require_tower(raw)
-    size = partial(positive, tower, within=TOWER)
-    rope = tower.get("rope_parameters") or {}
-    patch_size, merge = size("patch_size"), positive(raw, "spatial_merge_size", 2)
+    rope = tower.section("rope_parameters")
+    patch_size, merge = tower.positive("patch_size"), positive(raw, "spatial_merge_size", 2)
     with at_fault(image_file(folder)):
         images = image_processor(folder)
         edge = _longest_edge(images, tower)
         mean, std = numbers(images, "image_mean", CLIP_MEAN), numbers(images, "image_std", CLIP_STD)
     return VisionConfig(
         image_token_id=whole(raw, "image_token_index" if "image_token_index" in raw else "image_token_id"),
-        depth=size("num_hidden_layers"),
-        hidden_size=size("hidden_size"),
-        intermediate_size=size("intermediate_size"),
-        num_heads=size("num_attention_heads"),
+        depth=tower.positive("num_hidden_layers"),
+        hidden_size=tower.positive("hidden_size"),
+        intermediate_size=tower.positive("intermediate_size"),
+        num_heads=tower.positive("num_attention_heads"),
         out_hidden_size=decoder.hidden_size,
         patch_size=patch_size,
         temporal_patch_size=1,
         spatial_merge_size=merge,
-        num_channels=size("num_channels", 3),
+        num_channels=tower.positive("num_channels", 3),
         min_pixels=(patch_size * merge) ** 2,
         max_pixels=(edge + patch_size * merge) ** 2,
         image_mean=mean,
@@ -81,7 +79,7 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
         norm_eps=1e-5,
         has_biases=False,
         has_patch_norm=True,
-        rope_theta=number_or_none(rope, "rope_theta") or number_or_none(tower, "rope_theta", within=TOWER) or 1e4,
+        rope_theta=rope.number_or_none("rope_theta") or tower.number_or_none("rope_theta") or 1e4,
         has_frequencies_in_turns=True,
         projector=ProjectorConfig(decoder.rms_norm_eps, bool(raw.get("multimodal_projector_bias", False))),
         names=_NAMES,
@@ -90,21 +88,21 @@ def _read_tower(folder: Path, raw: Raw, decoder: ModelShape) -> VisionConfig:
 
 def _require_tower(raw: Raw) -> None:
     """Refuse what is another tower, or makes other use of it."""
-    tower = raw["vision_config"]
-    rope = tower.get("rope_parameters") or {}
-    require(tower, "model_type", "pixtral", within=TOWER)
-    require(tower, "hidden_act", "gelu", "silu", within=TOWER)
-    require(rope, "rope_type", "axial", "default", within=f"{TOWER}rope_parameters.")
+    tower = tower_of(raw)
+    rope = tower.section("rope_parameters")
+    tower.require("model_type", "pixtral")
+    tower.require("hidden_act", "gelu", "silu")
+    rope.require("rope_type", "axial", "default")
     require(raw, "projector_hidden_act", "gelu")
     require(raw, "vision_feature_layer", -1)
     sizes = ("hidden_size", "num_attention_heads")
-    hidden_size, heads = (positive(tower, name, within=TOWER) for name in sizes)
-    head_dim = whole_or_none(tower, "head_dim", within=TOWER)
+    hidden_size, heads = (tower.positive(name) for name in sizes)
+    head_dim = tower.whole_or_none("head_dim")
     if head_dim is not None and head_dim * heads != hidden_size:
         raise ModelError(f"vision_config.head_dim {head_dim} times {heads} heads is not {hidden_size}")
 
 
-def _longest_edge(images: Mapping[str, Any], tower: Raw) -> int:
+def _longest_edge(images: Mapping[str, Any], tower: Section) -> int:
     """How many pixels an image's longer side has at most."""
     size = images.get("size") or {"longest_edge": tower.get("image_size", 1540)}
     if not isinstance(size, Mapping) or not size.get("longest_edge"):

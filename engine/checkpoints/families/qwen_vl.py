@@ -6,7 +6,6 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ...errors import ModelError
@@ -14,15 +13,15 @@ from ..model_folder import Raw
 from ..model_shape import DecoderNames, ModelShape
 from ..other_names import NESTED_NAMES, QWEN2_VL_NAMES
 from ..rope_config import rope_place
-from ..scalars import number, positive, require, whole, whole_or_none, wholes
+from ..scalars import whole, wholes
 from ..vision_config import (
     CLIP_MEAN,
     CLIP_STD,
-    TOWER,
     ImageScale,
     VisionConfig,
     VisionNames,
     read_scale,
+    tower_of,
 )
 from .llama import read_qwen2, read_qwen3
 from .mixtures import read_qwen3_moe
@@ -41,12 +40,12 @@ _QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,)
 
 def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen2 with a vision tower in front (arXiv 2409.12191)."""
-    require(raw["vision_config"], "hidden_act", "quick_gelu", within=TOWER)
-    tower = raw["vision_config"]
-    size = positive(tower, "embed_dim", within=TOWER)
+    tower = tower_of(raw)
+    tower.require("hidden_act", "quick_gelu")
+    size = tower.positive("embed_dim")
     # By the others' names: `hidden_size` is the decoder's here.
-    sizes = {"hidden_size": size, "intermediate_size": int(size * number(tower, "mlp_ratio", 4, within=TOWER))}
-    renamed = {**raw, "vision_config": {**tower, **sizes, "out_hidden_size": tower["hidden_size"]}}
+    sizes = {"hidden_size": size, "intermediate_size": int(size * tower.number("mlp_ratio", 4))}
+    renamed = {**raw, "vision_config": {**tower.raw, **sizes, "out_hidden_size": tower.positive("hidden_size")}}
     vision = replace(
         _read_tower(renamed, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
         activation="quick_gelu",
@@ -58,12 +57,12 @@ def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
 
 def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     """The same with a tower that has windows (arXiv 2502.13923)."""
-    tower = raw["vision_config"]
-    require(raw["vision_config"], "hidden_act", "silu", within=TOWER)
+    tower = tower_of(raw)
+    tower.require("hidden_act", "silu")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
-        window_size=whole(tower, "window_size", 112, within=TOWER),
-        full_attention_layers=frozenset(wholes(tower, "fullatt_block_indexes", (7, 15, 23, 31), within=TOWER)),
+        window_size=tower.whole("window_size", 112),
+        full_attention_layers=frozenset(tower.wholes("fullatt_block_indexes", (7, 15, 23, 31))),
     )
     return _seeing_qwen2(folder, raw, vision)
 
@@ -101,15 +100,15 @@ def _read_qwen3(
     sections: tuple[int, ...] = (24, 20, 20),
 ) -> ModelShape:
     """`read`: of its decoder, which has `defaults` for fields left out, and a rope of these `sections`."""
-    tower, text = raw["vision_config"], raw["text_config"]
-    require(raw["vision_config"], "hidden_act", "gelu_pytorch_tanh", within=TOWER)
+    tower, text = tower_of(raw), raw["text_config"]
+    tower.require("hidden_act", "gelu_pytorch_tanh")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN3_IMAGES), patch_size=16),
         activation="gelu_tanh",
         has_layer_norms=True,
         has_patch_biases=True,
-        position_side=_position_side(whole(tower, "num_position_embeddings", 2304, within=TOWER)),
-        deepstack_layers=wholes(tower, "deepstack_visual_indexes", (8, 16, 24), within=TOWER),
+        position_side=_position_side(tower.whole("num_position_embeddings", 2304)),
+        deepstack_layers=tower.wholes("deepstack_visual_indexes", (8, 16, 24)),
         names=VisionNames(
             "model.visual", mlp=("linear_fc1", "linear_fc2"), merger=("norm", "linear_fc1", "linear_fc2")
         ),
@@ -147,19 +146,18 @@ def _position_side(num_positions: int) -> int:
 
 def _read_tower(raw: Raw, scale: ImageScale, patch_size: int) -> VisionConfig:
     """What all families read the same way. `patch_size`: for a folder that does not say."""
-    tower = raw["vision_config"]
-    size = partial(positive, tower, within=TOWER)
-    channels = (whole_or_none(tower, name, within=TOWER) for name in ("in_channels", "in_chans"))
+    tower = tower_of(raw)
+    channels = (tower.whole_or_none(name) for name in ("in_channels", "in_chans"))
     return VisionConfig(
         image_token_id=whole(raw, "image_token_id"),
-        depth=size("depth"),
-        hidden_size=size("hidden_size"),
-        intermediate_size=size("intermediate_size"),
-        num_heads=size("num_heads"),
-        out_hidden_size=size("out_hidden_size"),
-        patch_size=size("patch_size", patch_size),
-        temporal_patch_size=size("temporal_patch_size", 2),
-        spatial_merge_size=size("spatial_merge_size", 2),
+        depth=tower.positive("depth"),
+        hidden_size=tower.positive("hidden_size"),
+        intermediate_size=tower.positive("intermediate_size"),
+        num_heads=tower.positive("num_heads"),
+        out_hidden_size=tower.positive("out_hidden_size"),
+        patch_size=tower.positive("patch_size", patch_size),
+        temporal_patch_size=tower.positive("temporal_patch_size", 2),
+        spatial_merge_size=tower.positive("spatial_merge_size", 2),
         num_channels=next(filter(None, channels), 3),
         **vars(scale),
     )
