@@ -55,10 +55,13 @@ class ImageReader:
         """The tokens of image files, by their first bytes. Raises as `images` does."""
         return tuple(self._of_image(number, data, _grid) for number, data in enumerate(files, 1))
 
-    def expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> "array[int]":
+    def expanded(
+        self, token_ids: Sequence[int], grids: Sequence[Grid], check_length: Callable[[int], None] = lambda _: None
+    ) -> "array[int]":
         """The prompt with all tokens of an image where it had one that stands for it.
 
-        Raises `InvalidRequestError` where there are more places than images, or less.
+        `check_length` may refuse so many tokens, before they are made where images have any number of them: some bytes
+        may claim to be billions. Raises `InvalidRequestError` where there are more places than images, or less.
         """
         vision = self._require()
         if (num_found := sum(token == vision.place_token_id for token in token_ids)) != len(grids):
@@ -68,21 +71,14 @@ class ImageReader:
             )
         rest = iter(grids)
         if vision.frame is not None:
-            return framed(token_ids, rest, vision)
+            framed_ids = framed(token_ids, rest, vision)
+            check_length(len(framed_ids))
+            return framed_ids
+        check_length(len(token_ids) + sum(num_places(grid, vision) - 1 for grid in grids))
         expanded = array("i")
         for token in token_ids:
             expanded.extend(_places(next(rest), vision) if token == vision.image_token_id else (token,))
         return expanded
-
-    def num_expanded(self, token_ids: Sequence[int], grids: Sequence[Grid]) -> int:
-        """How many tokens `expanded` makes: images of some bytes each may claim to be billions together.
-
-        Framed ones, which have some hundred tokens at most, are expanded for it, which raises as `expanded` does.
-        """
-        vision = self._require()
-        if vision.frame is not None:
-            return len(self.expanded(token_ids, grids))
-        return len(token_ids) + sum(num_places(grid, vision) - 1 for grid in grids)
 
     def _of_image(self, number: int, picture: P, read: Callable[[P, VisionConfig], T]) -> T:
         vision = self._require()

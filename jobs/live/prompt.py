@@ -108,8 +108,7 @@ class LivePrompts:
         grids = self._images.grids(files)
         text = self.tokenizer.apply_chat_template(split, template_kwargs, tools, ending)
         token_ids = self._encode_chat(text)
-        self._check_length(self._images.num_expanded(token_ids, grids))
-        return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)
+        return LivePrompt(self._images.expanded(token_ids, grids, self._check_length).tolist(), files)
 
     def text(self, prompt: str) -> list[int]:
         """The tokens of a text to be continued."""

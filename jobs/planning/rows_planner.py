@@ -110,11 +110,8 @@ class RowsPlanner:
 
     def _expanded(self, prompt: str | Sequence[int], shown: IllustratedPrompt) -> str | Sequence[int]:
         assert not isinstance(prompt, str)
-        images = self.renderer.images
         try:
-            if (problem := self._length_error(images.num_expanded(prompt, shown.grids))) is not None:
-                return problem
-            return images.expanded(prompt, shown.grids)
+            return self.renderer.images.expanded(prompt, shown.grids, self._check_length)
         except InvalidRequestError as error:
             return str(error)
 
@@ -129,6 +126,10 @@ class RowsPlanner:
             if not is_unicode(text):
                 raise RowError("prompt is not valid text: an escape is half of a surrogate pair")
         return prompt
+
+    def _check_length(self, num_tokens: int) -> None:
+        if (problem := self._length_error(num_tokens)) is not None:
+            raise InvalidRequestError(problem)
 
     def _length_error(self, num_tokens: int) -> str | None:
         if num_tokens == 0:

@@ -209,8 +209,9 @@ def test_places_are_those_of_its_processor(gemma, text):
     start, end = GEMMA_TOKENS[1:3]
     whole = text.replace(start, f"\n\n{start}{GEMMA_TOKENS[0] * 16}{end}\n\n")
     reader, grids = ImageReader.of_model(gemma.folder), [Grid(4, 4)] * text.count(start)
-    assert reader.expanded(encode(text), grids).tolist() == encode(whole)
-    assert reader.num_expanded(encode(text), grids) == len(encode(whole))
+    lengths: list[int] = []
+    assert reader.expanded(encode(text), grids, lengths.append).tolist() == encode(whole)
+    assert lengths == [len(encode(whole))]
     # Elsewhere a prompt of tokens has newlines as it came.
     apart = [TWO_NEWLINES - 1, TWO_NEWLINES - 1, 65]
     assert reader.expanded([*apart, *encode(text)], grids).tolist() == [*apart, *encode(whole)]
@@ -238,7 +239,7 @@ def test_chats(gemma):
 def test_places_that_are_not_the_images(gemma, tmp_path):
     reader = ImageReader.of_model(gemma.folder)
     with pytest.raises(InvalidRequestError, match=r"prompt has 1 places for images \(token 257\) and 2 images"):
-        reader.num_expanded([65, 257], [Grid(4, 4)] * 2)
+        reader.expanded([65, 257], [Grid(4, 4)] * 2)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 1, "\n\n": 2}}}))
     with pytest.raises(InvalidRequestError, match="has no token for a newline"):
         framed([257], iter([Grid(4, 4)]), replace(gemma.vision, frame=ImageFrame(257, 258, newlines=tmp_path)))

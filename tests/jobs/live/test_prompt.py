@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.vision.reading import ImageReader
+from headrace.engine.vision import reading
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.prompt import ContextLengthExceeded, LivePrompts
 from headrace.jobs.spec.sampling import SamplingSpec
@@ -26,7 +26,7 @@ def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(seei
     part = {"type": "image_url", "image_url": {"url": URL}}
     asked = [[{"role": "user", "content": [part] * number}] for number in (2, 15)]
     assert len(prompts.chat(asked[0]).token_ids) > 2 * 35
-    monkeypatch.delattr(ImageReader, "expanded")
+    monkeypatch.delattr(reading, "_places")
     with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 512 tokens.* has 571"):
         prompts.chat(asked[1])
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.engine.vision.reading import ImageReader
+from headrace.engine.vision import reading
 from headrace.jobs.client.client import Client
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
@@ -92,7 +92,7 @@ def test_what_is_no_image_is_the_rows_error(planned, image, message):
 
 def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(planned, monkeypatch):
     """Some bytes may say that they are an image of thousands of tokens, and a row has room for many."""
-    monkeypatch.delattr(ImageReader, "expanded")
+    monkeypatch.delattr(reading, "_places")
     (item,) = planned({"text": "x", "image": FILES[:1] * 15}).items
     error = planned_row(item).error or ""
     assert "the model's context holds 512 with the answer" in error
