@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .families import READERS
 from .model_folder import FileError, Raw, config_file, read_config, read_stop_ids
 from .model_shape import (
@@ -67,8 +67,8 @@ def _architecture(folder: Path, raw: Raw) -> str:
 def _require_objects(raw: Raw, within: str = "") -> None:
     """Name a field that holds no others where readers look for some."""
     for name in ("text_config", "vision_config", "rope_parameters", "rope_scaling"):
-        if (found := raw.get(name)) and not isinstance(found, dict):
-            raise ModelError(f"{within}{name} must be a JSON object, not {found!r}")
+        if (found := raw.get(name)) is not None and not isinstance(found, dict):
+            raise ModelError(f"{within}{name} must be a JSON object, not {shown(found)}")
         if found and not within:
             _require_objects(found, f"{name}.")
 

@@ -379,7 +379,10 @@ def test_no_architecture_at_all(tmp_path):
         ({"architectures": [["LlamaForCausalLM"]]}, "unsupported architecture ['LlamaForCausalLM']"),
         ({"rope_parameters": [1]}, "config.json: rope_parameters must be a JSON object, not [1]"),
         ({"text_config": {"rope_scaling": "yarn"}}, "text_config.rope_scaling must be a JSON object, not 'yarn'"),
-        ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": []}, "field of the wrong kind"),
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": []},
+            "text_config must be a JSON object",
+        ),
         ({"hidden_act": ["silu"]}, "hidden_act is ['silu']"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"type": "ntk"}}, "unsupported rope_scaling.type 'ntk'; supported: default, linear"),
