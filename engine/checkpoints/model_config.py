@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import ModelError, shown
 from .families import READERS
-from .model_folder import FileError, Raw, config_file, read_config, read_stop_ids
+from .model_folder import FileError, Raw, at_fault, config_file, read_config, read_json_object, read_stop_ids
 from .model_shape import (
     DecoderNames,
     FalconConfig,
@@ -35,7 +35,8 @@ class ModelConfig(ModelShape):
         raw["eos_token_id"] = read_stop_ids(folder, raw)
         try:
             _require_objects(raw)
-            quantization = read_quantization(raw)
+            with at_fault(_complete_quantization(folder, raw)):
+                quantization = read_quantization(raw)
             shape = _without_idle_windows(read(folder, raw))
             if quantization is not None:
                 shape = replace(shape, quantization=replace(quantization, other_names=shape.other_names))
@@ -62,6 +63,15 @@ def _architecture(folder: Path, raw: Raw) -> str:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"unsupported architecture {found} in {folder}; supported: {supported}")
     return name
+
+
+def _complete_quantization(folder: Path, raw: Raw) -> Path:
+    """Have `raw` say what NVIDIA's ModelOpt first wrote beside it. Returns the file that says how it is quantised."""
+    beside = folder / "hf_quant_config.json"
+    if raw.get("quantization_config") or not beside.is_file():
+        return config_file(folder)
+    raw["quantization_config"] = {"quant_method": "modelopt", **read_json_object(beside)}
+    return beside
 
 
 def _require_objects(raw: Raw, within: str = "") -> None:

@@ -58,11 +58,7 @@ def read_config(folder: Path) -> Raw:
     file = config_file(folder)
     if not file.is_file():
         raise ModelError(f"{folder} is not a model folder: it has no config.json")
-    raw, beside = read_json_object(file), folder / "hf_quant_config.json"
-    if not raw.get("quantization_config") and beside.is_file():
-        # As NVIDIA's ModelOpt has it first written.
-        raw["quantization_config"] = {"quant_method": "modelopt", **read_json_object(beside)}
-    return raw
+    return read_json_object(file)
 
 
 def read_generation_config(folder: Path) -> Raw:

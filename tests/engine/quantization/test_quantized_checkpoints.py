@@ -484,6 +484,11 @@ def test_modelopts_own_file_says_the_same(pair):
     quantization = ModelConfig.from_pretrained(folder).quantization
     assert quantization is not None
     assert quantization.scheme([QUERY]) is None
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
+    with pytest.raises(
+        ModelError, match=r"/hf_quant_config\.json: quantization_config \(modelopt\): quant_algo is 'W4A8"
+    ):
+        ModelConfig.from_pretrained(folder)
 
 
 def test_modules_that_become_one_must_be_quantised_alike(pair):
