@@ -161,6 +161,15 @@ class GptOssConfig:
 
 
 @dataclass(frozen=True)
+class FalconH1Config:
+    """Each layer attends and has a state, side by side. What its parts' outputs are multiplied by."""
+
+    attention_scale: float
+    state_scale: float
+    mlp_scale: float
+
+
+@dataclass(frozen=True)
 class LatentAttentionConfig:
     """Multi-head latent attention: a token's keys and values are made of one latent of `rank` numbers.
 
@@ -247,7 +256,9 @@ class ModelShape:
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss", "nemotron_h"]
+    decoder_layer: Literal[
+        "llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss", "nemotron_h", "falcon_h1"
+    ]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -288,6 +299,9 @@ class ModelShape:
     # What a layer adds to the residual stream is multiplied by one, logits are divided by the other.
     residual_scale: float = 1.0
     logits_scaling: float = 1.0
+    # What keys are multiplied by before they are rotated, and an MLP's gates before they are activated.
+    key_scale: float = 1.0
+    gate_scale: float = 1.0
     # What is added to the weights of norms.
     norm_offset: float = 0.0
     query_growth: QueryGrowth | None = None
@@ -302,7 +316,7 @@ class ModelShape:
     has_head_gates: bool = False
     # Each head has a score beside those of the keys, of nothing.
     has_sinks: bool = False
-    # Layers that have a state in the place of keys and values.
+    # Layers that have a state in the place of keys and values, or beside them.
     state_layers: StateLayersConfig | None = None
     # One entry a layer, true where it is an MLP and nothing else, of models whose other layers have none.
     feed_forward_layers: tuple[bool, ...] = ()
@@ -310,6 +324,7 @@ class ModelShape:
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
     gpt_oss: GptOssConfig | None = None
+    falcon_h1: FalconH1Config | None = None
     names: DecoderNames = DecoderNames()
     # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
     unread_parts: tuple[str, ...] = ()
@@ -326,8 +341,11 @@ class ModelShape:
     stage: Stage = WHOLE_MODEL
 
     def has_state(self, index: int) -> bool:
-        """Whether that layer has a state in the place of keys and values."""
+        """Whether that layer has a state, in the place of keys and values or beside them."""
         return self.state_layers is not None and self.state_layers.layers[index]
+
+    def attends(self, index: int) -> bool:
+        return self.has_mixer(index) and (self.falcon_h1 is not None or not self.has_state(index))
 
     def has_mixer(self, index: int) -> bool:
         """Whether that layer attends, or has a state."""
@@ -375,6 +393,6 @@ class ModelShape:
         groups: dict[KVHeads, list[int]] = {}
         for index in range(self.num_hidden_layers):
             layer = self.of_layer(index)
-            if layer.kv_source is None and self.has_mixer(index) and not self.has_state(index):
+            if layer.kv_source is None and self.attends(index):
                 groups.setdefault(KVHeads(layer.num_key_value_heads, layer.head_dim), []).append(index)
         return groups

@@ -86,9 +86,9 @@ def _mixer(model: ModelConfig, index: int, prefix: str) -> Iterator[Projection]:
     states, attention = model.state_layers, f"{prefix}.{model.names.attention}"
     if states is not None and states.layers[index]:
         yield from states.projections(f"{prefix}.{states.module}", model.hidden_size)
-    elif model.latent_attention is not None:
+    if model.attends(index) and model.latent_attention is not None:
         yield from _latent_attention(model, model.latent_attention, attention)
-    else:
+    elif model.attends(index):
         yield from _attention(model.of_layer(index), attention)
 
 

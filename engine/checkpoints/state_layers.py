@@ -182,7 +182,8 @@ class Mamba2Config(StateLayersConfig):
     """Mamba-2: see `headrace.kernels.mamba2`, whose sizes these are.
 
     `dt_limits`: between which a step of time is. `number_names`: what `config.json` calls the first four fields here,
-    and `conv_width`.
+    and `conv_width`. `has_norm`: what is read is normed once it is gated. `input_scales`: what each part of what is
+    made of a layer's input is multiplied by: gates, inputs, what is written under, what reads, and steps of time.
     """
 
     num_heads: int
@@ -193,6 +194,8 @@ class Mamba2Config(StateLayersConfig):
     has_bias: bool
     dt_limits: tuple[float, float]
     number_names: tuple[str, str, str, str, str]
+    has_norm: bool = True
+    input_scales: tuple[float, ...] | None = None
     module: str = "mamba"
 
     @property
@@ -227,12 +230,17 @@ class Mamba2Config(StateLayersConfig):
         return self.number_names[2], self.num_groups
 
     @property
+    def input_parts(self) -> tuple[int, ...]:
+        """As `input_sizes`, with the parts of what is mixed each by itself."""
+        grouped = self.num_groups * self.state_dim
+        return self.inner_size, self.inner_size, grouped, grouped, self.num_heads
+
+    @property
     def parts(self) -> dict[str, tuple[int, ...]]:
-        heads, grouped = (self.num_heads,), self.num_groups * self.state_dim
-        mixed = (self.inner_size, grouped, grouped)
+        heads = (self.num_heads,)
         return {
-            "in_proj": (self.inner_size, *mixed, self.num_heads),
-            "conv1d": mixed,
+            "in_proj": self.input_parts,
+            "conv1d": self.input_parts[1:-1],
             "norm": (self.inner_size,),
             # Numbers that belong to no part of it.
             self.module: heads,
@@ -246,7 +254,7 @@ class Mamba2Config(StateLayersConfig):
     @property
     def num_other_weights(self) -> tuple[int, int]:
         convolving = self.mixed_size * (self.conv_width + self.has_conv_bias)
-        return convolving + self.inner_size, 3 * self.num_heads
+        return convolving + self.inner_size * self.has_norm, 3 * self.num_heads
 
     def share(self, size: int) -> Self:
         return replace(self, num_groups=self.num_groups // size, num_heads=self.num_heads // size)

@@ -17,6 +17,7 @@ from ..sharding.ranks import ALONE, Ranks
 from .blocks import LinearPart
 from .decoder import Decoder
 from .falcon import FalconLayer
+from .falcon_h1 import FalconH1Layer
 from .gemma import GemmaLayer
 from .gemma4 import Gemma4Layer
 from .gpt_oss import GptOssLayer
@@ -33,6 +34,7 @@ _LAYERS: dict[str, type[DecoderLayer]] = {
     "gemma4": Gemma4Layer,
     "nemotron_h": NemotronHLayer,
     "falcon": FalconLayer,
+    "falcon_h1": FalconH1Layer,
     "olmo": OlmoLayer,
     "parallel": ParallelLayer,
     "gpt-oss": GptOssLayer,

@@ -132,6 +132,8 @@ class Attention:
     def project(self, x: Activations) -> Tensor:
         """Queries, keys and values side by side, of x: [num_tokens, hidden_size]; before them gates, if there are."""
         qkv = self.qkv(x)
+        if self._config.key_scale != 1:
+            qkv.split_with_sizes(self._sizes, dim=1)[1].mul_(self._config.key_scale)
         if self._config.qk_norm == "all":
             queries, keys, _ = qkv.split_with_sizes(self._sizes, dim=1)
             for part, norm in ((queries, self.query_norm), (keys, self.key_norm)):

@@ -99,7 +99,8 @@ class Step:
     rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong. wanted: [n] int64, the tokens whose
     attention is to be computed, those of `metadata`; None: all. query_factors: [num_tokens, 1, 1], what queries are
     multiplied by; None: by nothing. states: where the sequences have theirs, of a model whose layers have some.
-    layer_inputs: [num_tokens, num_layers, size], each layer's own, of a model whose layers have some.
+    states_beside: each layer's, of a model whose layers have some beside keys and values. layer_inputs: [num_tokens,
+    num_layers, size], each layer's own, of a model whose layers have some.
     """
 
     rotary: Sequence[Sequence[Tensor]]
@@ -108,6 +109,7 @@ class Step:
     wanted: Tensor | None = None
     query_factors: Tensor | None = None
     states: StateSlots | None = None
+    states_beside: Sequence[tuple[Tensor, Tensor]] = ()
     layer_inputs: Tensor | None = None
 
     def of_wanted(self) -> "Step":

@@ -213,6 +213,8 @@ class Decoder:
         growth = None if self._query_factors is None else self._query_factors[positions]
         of_states = None if states is None else states.slots
         step = Step(rotary, slots, metadata, query_factors=growth, states=of_states, layer_inputs=inputs)
+        if states is not None and self.config.falcon_h1 is not None:
+            step = replace(step, states_beside=states.of_layers())
         caches = self._caches(kv_caches, states)
         for index, (layer, (key_cache, value_cache)) in enumerate(zip(self._layers, caches, strict=True)):
             if last_tokens is not None and self.stage.is_last and index == self._last_keeping:
@@ -233,7 +235,7 @@ class Decoder:
         """Each layer's keys and values, or what it has in their place."""
         # Where there is one row, it is both.
         of_groups = [list(zip(cache[0].unbind(), cache[-1].unbind(), strict=True)) for cache in kv_caches]
-        of_others = iter(()) if states is None else zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
+        of_others = iter(() if states is None else states.of_layers())
         for index, place in enumerate(self._kv_places):
             if place is not None:
                 yield of_groups[place[0]][place[1]]

@@ -27,6 +27,7 @@ class GatedMlp:
     ) -> None:
         self._ranks = ALONE if is_expert else blank.ranks
         hidden_size = blank.config.hidden_size
+        self._gate_scale = blank.config.gate_scale
         self._activate = ACTIVATIONS[blank.config.activation]
         self._names = names
         size = 2 * inner_size // len(names.gate_up)
@@ -40,7 +41,10 @@ class GatedMlp:
 
     def __call__(self, x: Activations) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
-        return self._ranks.sum(self.down.gated(self._activate, self.gate_up(x)))
+        gate_up = self.gate_up(x)
+        if self._gate_scale != 1:
+            gate_up.chunk(2, dim=1)[0].mul_(self._gate_scale)
+        return self._ranks.sum(self.down.gated(self._activate, gate_up))
 
     def projections(self) -> Iterator[Linear]:
         yield self.gate_up

@@ -82,9 +82,8 @@ def _require_both_kinds(model: ModelConfig, num_stages: int) -> None:
     """
     if model.state_layers is None:
         return
-    mixers = [index for index in range(model.num_hidden_layers) if model.has_mixer(index)]
-    ranges = (stage_layers(model.num_hidden_layers, stage, num_stages) for stage in range(num_stages))
-    if any(len({model.has_state(index) for index in mixers if start <= index < end}) < 2 for start, end in ranges):
+    ranges = [range(*stage_layers(model.num_hidden_layers, stage, num_stages)) for stage in range(num_stages)]
+    if not all(any(map(kind, layers)) for layers in ranges for kind in (model.has_state, model.attends)):
         raise ConfigError(
             f"pipeline_parallel_size={num_stages} leaves a stage of {model.path} without layers of both kinds, those "
             "with states and those that attend: take a smaller one"

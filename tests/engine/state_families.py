@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import (
     BambaConfig,
+    FalconH1Config,
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -47,6 +48,27 @@ _NEMOTRON_H_SIZES = {
     # As published ones, whose steps have no least length; transformers has this one for prompts, and none for answers.
     "time_step_min": 1e-30,
 }
+
+
+def falcon_h1(sizes: dict[str, Any], **options: Any) -> FalconH1Config:
+    return FalconH1Config(
+        **sizes,
+        **_MAMBA_SIZES,
+        mamba_d_ssm=72,
+        head_dim=16,
+        embedding_multiplier=5.6,
+        lm_head_multiplier=0.3,
+        key_multiplier=0.4,
+        attention_in_multiplier=1.3,
+        attention_out_multiplier=0.9,
+        ssm_in_multiplier=1.25,
+        ssm_out_multiplier=0.6,
+        ssm_multipliers=[0.35, 0.25, 0.7, 0.5, 0.4],
+        mlp_multipliers=[0.8, 0.6],
+        **options,
+    )
+
+
 STATE_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "qwen3-next": lambda sizes: Qwen3NextConfig(**sizes | STATE_SIZES, **_EXPERTS, mlp_only_layers=[1]),
     "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | STATE_SIZES, tie_word_embeddings=False),
@@ -78,6 +100,8 @@ STATE_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "bamba": lambda sizes: BambaConfig(
         **sizes, **_MAMBA_SIZES, attn_layer_indices=[1], mamba_conv_bias=False, time_step_limit=(0.3, 1.1)
     ),
+    "falcon-h1": lambda sizes: falcon_h1(sizes, mamba_rms_norm=True, mamba_norm_before_gate=False),
+    "falcon-h1-without-norms": lambda sizes: falcon_h1(sizes, mamba_conv_bias=False),
     "nemotron-h": lambda sizes: NemotronHConfig(
         **{name: size for name, size in sizes.items() if name != "num_hidden_layers"},
         **_NEMOTRON_H_SIZES,

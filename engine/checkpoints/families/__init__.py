@@ -88,6 +88,7 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "NemotronForCausalLM": layer_norm.read_nemotron,
     "NemotronHForCausalLM": mamba.read_nemotron_h,
     "BambaForCausalLM": mamba.read_bamba,
+    "FalconH1ForCausalLM": mamba.read_falcon_h1,
     "FalconForCausalLM": others.read_falcon,
     "GptOssForCausalLM": gpt_oss.read_gpt_oss,
     "Lfm2ForCausalLM": lfm.read_lfm2,

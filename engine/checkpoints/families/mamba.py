@@ -10,9 +10,9 @@ from pathlib import Path
 from ...errors import ModelError
 from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
-from ..model_shape import DecoderNames, MlpNames, ModelShape, MoeConfig
+from ..model_shape import DecoderNames, FalconH1Config, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
-from ..scalars import number, number_or_none, whole, whole_or_none
+from ..scalars import number, number_or_none, numbers, whole, whole_or_none
 from ..state_layers import Mamba2Config
 from .layer_types import read_layer_types
 from .llama import read_granite, read_llama, read_plain, read_rotary_dim, require_activation
@@ -26,6 +26,11 @@ _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "attention": "attention
 _NEMOTRON_KINDS = {**_KINDS, "mlp": "mlp", "moe": "moe"}
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _GRANITE4_NAMES = DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp"))
+_BAMBA_NAMES = DecoderNames(
+    final_norm="model.final_layernorm",
+    layer_norms=("input_layernorm", "pre_ff_layernorm"),
+    mlp=MlpNames(module="feed_forward"),
+)
 
 
 def read_granite4(folder: Path, raw: Raw) -> ModelShape:
@@ -69,21 +74,65 @@ def read_bamba(folder: Path, raw: Raw) -> ModelShape:
     return replace(
         plain,
         rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.5),
-        names=DecoderNames(
-            final_norm="model.final_layernorm",
-            layer_norms=("input_layernorm", "pre_ff_layernorm"),
-            mlp=MlpNames(module="feed_forward"),
-        ),
+        names=_BAMBA_NAMES,
         state_layers=_read_ibm_mamba(raw, plain, layers) if any(layers) else None,
     )
 
 
+def read_falcon_h1(folder: Path, raw: Raw) -> ModelShape:
+    """Falcon-H1: each layer attends and has Mamba, side by side, and each of their parts is scaled."""
+    for field in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        if raw.get(field):
+            raise ModelError(f"{field} is set: Falcon-H1 is supported without biases but the convolution's")
+    plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
+    gates, mlp = _scales(raw, "mlp_multipliers", 2)
+    into_attention = number(raw, "attention_in_multiplier", 1.0)
+    return replace(
+        plain,
+        decoder_layer="falcon_h1",
+        embedding_scale=number(raw, "embedding_multiplier", 1.0),
+        logits_scaling=1 / number(raw, "lm_head_multiplier", 1.0),
+        # What scales the input scales queries, keys and values.
+        attention_scale=plain.attention_scale * into_attention**2,
+        key_scale=number(raw, "key_multiplier", 1.0),
+        gate_scale=gates,
+        falcon_h1=FalconH1Config(
+            attention_scale=into_attention * number(raw, "attention_out_multiplier", 1.0),
+            state_scale=number(raw, "ssm_out_multiplier", 1.0),
+            mlp_scale=mlp,
+        ),
+        names=_BAMBA_NAMES,
+        state_layers=_read_falcon_mamba(raw, plain),
+    )
+
+
+def _read_falcon_mamba(raw: Raw, plain: ModelShape) -> Mamba2Config:
+    has_norm = bool(raw.get("mamba_rms_norm", False))
+    if has_norm and raw.get("mamba_norm_before_gate", True):
+        raise ModelError("mamba_norm_before_gate is set: supported are models that norm what is gated")
+    mamba = _read_ibm_mamba({"mamba_d_ssm": 1024, **raw}, plain, (True,) * plain.num_hidden_layers)
+    into = number(raw, "ssm_in_multiplier", 1.0)
+    scales = tuple(into * scale for scale in _scales(raw, "ssm_multipliers", 5))
+    return replace(mamba, has_norm=has_norm, input_scales=scales if set(scales) != {1.0} else None)
+
+
+def _scales(raw: Raw, name: str, number_of_them: int) -> tuple[float, ...]:
+    found = numbers(raw, name) if raw.get(name) is not None else (1.0,) * number_of_them
+    if len(found) != number_of_them:
+        raise ModelError(f"{name} has {len(found)} entries, and must have {number_of_them}")
+    return found
+
+
 def _read_ibm_mamba(raw: Raw, plain: ModelShape, layers: tuple[bool, ...]) -> Mamba2Config:
     num_heads = whole(raw, "mamba_n_heads", 128)
-    inner = whole(raw, "mamba_expand", 2) * plain.hidden_size
+    # Falcon-H1's need not be a multiple of the hidden size.
+    inner = whole_or_none(raw, "mamba_d_ssm") or whole(raw, "mamba_expand", 2) * plain.hidden_size
     head_dim = inner // num_heads if raw.get("mamba_d_head") in ("auto", None) else whole(raw, "mamba_d_head")
     if num_heads * head_dim != inner:
-        raise ModelError(f"mamba_n_heads {num_heads} of mamba_d_head {head_dim} are not mamba_expand's {inner} numbers")
+        raise ModelError(
+            f"mamba_n_heads {num_heads} of mamba_d_head {head_dim} are not the {inner} numbers that mamba_d_ssm or "
+            "mamba_expand says"
+        )
     return Mamba2Config(
         num_heads=num_heads,
         head_dim=head_dim,

@@ -236,6 +236,7 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Raw]] = {
     "granite": _granite,
     "granitemoe": _granite_moe,
     "granitehybrid": _granite_hybrid,
+    "falcon-h1": with_states.falcon_h1,
     "lfm2": with_states.lfm2,
     "lfm2moe": with_states.lfm2_moe,
     "nemotron_h": with_states.nemotron_h,

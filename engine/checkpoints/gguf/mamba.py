@@ -5,7 +5,7 @@ from dataclasses import replace
 from .sources import Source
 
 # By what a checkpoint calls such a layer's part.
-MODULE_OF = {"granitehybrid": "mamba", "nemotron_h": "mixer", "nemotron_h_moe": "mixer"}
+MODULE_OF = {"granitehybrid": "mamba", "falcon-h1": "mamba", "nemotron_h": "mixer", "nemotron_h_moe": "mixer"}
 _MODULES = {"ssm_in": "in_proj", "ssm_out": "out_proj", "ssm_conv1d": "conv1d"}
 # What is a number for each head, or a part of one: files have some as columns, and norms by their groups.
 _NUMBERS = {"ssm_d": "D", "ssm_dt": "dt_bias", "ssm_norm": "norm.weight"}

@@ -97,9 +97,17 @@ _NEMOTRON_H = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
+_FALCON_H1 = {
+    **_MODULES,
+    "ffn_norm": "pre_ff_layernorm",
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+}
 # Some files have two projections as one tensor, the outputs of one before the other's.
 _HALVES = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 _MODULES_OF = {
+    "falcon-h1": _FALCON_H1,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "llama": _MIXTRAL,
@@ -112,6 +120,7 @@ _MODULES_OF = {
 _LFM2_ENDS = {**_ENDS, "token_embd_norm": "model.embedding_norm"}
 _NEMOTRON_ENDS = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
 _ENDS_OF = {
+    "falcon-h1": {**_ENDS, "output_norm": "model.final_layernorm"},
     **dict.fromkeys(("lfm2", "lfm2moe"), _LFM2_ENDS),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_ENDS),
 }
@@ -152,7 +161,8 @@ class _Naming:
         if module in self._ends:
             yield f"{self._ends[module]}.{kind}", source
         elif match is not None:
-            yield from self._of_layer(int(match["index"]), match["module"], kind, source)
+            # One of Falcon-H1's norms has no kind.
+            yield from self._of_layer(int(match["index"]), match["module"], match["kind"] or "weight", source)
         elif info.name not in ROPE_FACTORS:
             yield info.name, source
 

@@ -1,4 +1,4 @@
-"""What the metadata of LFM2, Granite 4 `h` and Nemotron-H say, as a `config.json` would say it. Free of torch."""
+"""What the metadata of LFM2, Granite 4 `h`, Falcon-H1 and Nemotron-H say, as a `config.json` would. Free of torch."""
 
 from typing import Any
 
@@ -43,26 +43,47 @@ def granite_hybrid(fields: Fields) -> Raw:
     """Without what Granite's parts are scaled by."""
     num_experts = fields.whole("expert_count", 0)
     gate = f"blk.0.ffn_gate{'_shexp' if num_experts else ''}.weight"
-    heads, inner = fields.positive("ssm.time_step_rank"), fields.positive("ssm.inner_size")
     raw = {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         HAS_PARTS_APART: True,
         "layer_types": fields.kinds({"ssm_in": "mamba", "attn_q": "attention"}),
         "shared_intermediate_size": fields.tensor(gate).shape[0],
         "num_local_experts": num_experts,
+        **_ibm_mamba(fields),
+    }
+    if num_experts:
+        raw["num_experts_per_tok"] = fields.positive("expert_used_count")
+        raw["intermediate_size"] = fields.tensor("blk.0.ffn_down_exps.weight", 3).shape[-1]
+    return raw
+
+
+def falcon_h1(fields: Fields) -> Raw:
+    """What scales its parts is in their weights. Raises `ModelError` where that is not all of it."""
+    if not fields.has("output.weight"):
+        raise ModelError(
+            f"{fields.model.path} lacks output.weight: where the embedding is the head too, Falcon-H1's files have not "
+            "what scales the logits; use the checkpoint"
+        )
+    return {
+        "architectures": ["FalconH1ForCausalLM"],
+        "mamba_rms_norm": fields.has_in_any_layer("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        **_ibm_mamba(fields),
+    }
+
+
+def _ibm_mamba(fields: Fields) -> Raw:
+    heads, inner = fields.positive("ssm.time_step_rank"), fields.positive("ssm.inner_size")
+    return {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
-        "mamba_expand": inner // fields.positive("embedding_length"),
+        "mamba_d_ssm": inner,
         "mamba_n_groups": fields.positive("ssm.group_count"),
         "mamba_d_state": fields.positive("ssm.state_size"),
         "mamba_d_conv": fields.positive("ssm.conv_kernel"),
         "mamba_conv_bias": fields.has_in_any_layer("ssm_conv1d.bias"),
         "mamba_proj_bias": fields.has_in_any_layer("ssm_in.bias"),
     }
-    if num_experts:
-        raw["num_experts_per_tok"] = fields.positive("expert_used_count")
-        raw["intermediate_size"] = fields.tensor("blk.0.ffn_down_exps.weight", 3).shape[-1]
-    return raw
 
 
 def nemotron_h(fields: Fields) -> Raw:

@@ -96,7 +96,8 @@ def write_gguf(
             raw = _blocks(stored, number)
             # No Gemma has a head of its own, but those of the tests, which would repeat themselves without.
             place = "output" if part == "lm_head" else names.get_name(part)
-            ending = "" if place.endswith(("ssm_a", "ssm_d")) else ".bias" if name.endswith("bias") else ".weight"
+            is_bare = part.endswith(".weight") or place.endswith(("ssm_a", "ssm_d"))
+            ending = "" if is_bare else ".bias" if name.endswith("bias") else ".weight"
             writer.add_tensor(place + ending, raw, raw_dtype=number)
             read = gguf.dequantize(raw, number).reshape(stored.shape)
             written.dequantized[name].ravel()[places] = _numbers(config, name, read, is_stored=False)
@@ -278,8 +279,8 @@ def _numbers(config: dict[str, Any], name: str, numbers: Array, *, is_stored: bo
         convert = gguf_states.numbers_as_stored if is_stored else gguf_states.numbers_as_trained
         return convert(name, numbers)
     if config["model_type"] in gguf_hybrids.MODEL_TYPES:
-        convert = gguf_hybrids.numbers_as_stored if is_stored else gguf_hybrids.numbers_as_trained
-        return convert(name, numbers)
+        convert_of = gguf_hybrids.numbers_as_stored if is_stored else gguf_hybrids.numbers_as_trained
+        return convert_of(config, name, numbers)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return numbers + 1 if is_stored else numbers - 1
     return numbers

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter makes of LFM2, Granite 4 and Nemotron-H, with numbers as their own places."""
+"""What llama.cpp's converter makes of LFM2, Granite 4, Falcon-H1 and Nemotron-H, with numbers as their own places."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Config = dict[str, Any]
 _LFM2 = ("lfm2", "lfm2_moe")
-MODEL_TYPES = (*_LFM2, "granitemoe", "granitemoehybrid", "nemotron_h")
+MODEL_TYPES = (*_LFM2, "granitemoe", "granitemoehybrid", "falcon_h1", "nemotron_h")
 # Of float32 in every file, whatever their shape.
 _SMALL = (".conv.conv.", "conv1d", "A_log", ".D", "mixer.norm", "mamba.norm", "router.layer", ".gate.weight")
 _STATES = ("conv", "mamba", "linear_attention")
@@ -21,6 +21,8 @@ def architecture(config: Config) -> str:
             return str(name)
         case "lfm2_moe":
             return "lfm2moe"
+        case "falcon_h1":
+            return "falcon-h1"
         case "nemotron_h":
             return "nemotron_h_moe" if "moe" in config["layers_block_type"] else "nemotron_h"
         case _:
@@ -45,6 +47,9 @@ def stored_parts(config: Config, name: str, weight: Array) -> Iterator[tuple[str
         yield f"{before}.dt_proj", weight
     elif name.endswith(("conv1d.weight", "conv.conv.weight")):
         yield module, weight.squeeze(1)
+    elif last == "pre_ff_layernorm" and config["model_type"] == "falcon_h1":
+        # The one tensor that the package knows with its ending, and leaves that off.
+        yield name, weight
     elif last in ("A_log", "D"):
         yield module, weight[:, np.newaxis]
     elif module.endswith(("mixer.norm", "mamba.norm")):
@@ -64,12 +69,34 @@ def stored_parts(config: Config, name: str, weight: Array) -> Iterator[tuple[str
         yield name if last == "expert" else module, weight
 
 
-def numbers_as_stored(name: str, numbers: Array) -> Array:
-    return -np.exp(numbers) if name.endswith("A_log") else numbers
+def numbers_as_stored(config: Config, name: str, numbers: Array) -> Array:
+    return -np.exp(numbers) if name.endswith("A_log") else numbers * scales(config, name)
 
 
-def numbers_as_trained(name: str, numbers: Array) -> Array:
-    return np.log(-numbers) if name.endswith("A_log") else numbers
+def numbers_as_trained(config: Config, name: str, numbers: Array) -> Array:
+    return np.log(-numbers) if name.endswith("A_log") else numbers / scales(config, name)
+
+
+def scales(config: Config, name: str) -> Any:
+    """What a weight is multiplied by: Falcon-H1's are by what scales their outputs or inputs."""
+    if config["model_type"] != "falcon_h1":
+        return np.float32(1)
+    attention, (gates, mlp) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    inner, grouped = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = [inner, inner, grouped, grouped, config["mamba_n_heads"]]
+    found = {
+        "embed_tokens": config["embedding_multiplier"],
+        "q_proj": attention,
+        "k_proj": attention * config["key_multiplier"],
+        "v_proj": attention,
+        "o_proj": config["attention_out_multiplier"],
+        "in_proj": config["ssm_in_multiplier"] * np.repeat(config["ssm_multipliers"], parts)[:, np.newaxis],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": gates,
+        "down_proj": mlp,
+        "lm_head": config["lm_head_multiplier"],
+    }
+    return np.float32(found.get(name.split(".")[-2], 1.0))
 
 
 def add_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -83,12 +110,14 @@ def add_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
             writer.add_ssm_group_count(config["n_groups"])
             writer.add_ssm_state_size(config["ssm_state_size"])
             writer.add_ssm_conv_kernel(config["conv_kernel"])
-        case "granitemoehybrid":
+        case "granitemoehybrid" | "falcon_h1":
             writer.add_ssm_time_step_rank(config["mamba_n_heads"])
-            writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+            writer.add_ssm_inner_size(config.get("mamba_d_ssm") or config["mamba_expand"] * config["hidden_size"])
             writer.add_ssm_group_count(config["mamba_n_groups"])
             writer.add_ssm_state_size(config["mamba_d_state"])
             writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    match config["model_type"]:
+        case "granitemoehybrid":
             writer.add_rope_scaling_finetuned(not _has_states(config))
             if config["num_local_experts"]:
                 writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])

@@ -1,4 +1,4 @@
-"""LFM2, Granite 4 and Nemotron-H in GGUF files, against transformers with the same weights."""
+"""LFM2, Granite 4, Falcon-H1 and Nemotron-H in GGUF files, against transformers with the same weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,7 @@ from headrace.engine.errors import ModelError
 
 from ..conftest import greedy, save_random_model
 from ..families import FURTHER, WITH_STATES
+from . import gguf_hybrids
 from .gguf_files import write_dequantized, write_gguf
 from .test_gguf import PROMPT, generated
 
@@ -32,10 +33,13 @@ CONFIGS: dict[str, Any] = {
     "granitemoe": FURTHER["granite-moe"],
     "granitehybrid": WITH_STATES["granite4-h"],
     "granitehybrid-experts": WITH_STATES["granite4-h-moe"],
+    "falcon-h1": WITH_STATES["falcon-h1"],
+    "falcon-h1-without-norms": WITH_STATES["falcon-h1-without-norms"],
     "nemotron_h": changed(WITH_STATES["nemotron-h"], layers_block_type=["mamba", "mlp", "mamba", "attention", "mlp"]),
     "nemotron_h_moe": changed(WITH_STATES["nemotron-h"], layers_block_type=["mamba", "moe", "mamba", "attention"]),
     "nemotron_h_moe-latents": WITH_STATES["nemotron-h-latents"],
 }
+TIED = {"falcon-h1-tied": changed(CONFIGS["falcon-h1"], tie_word_embeddings=True)}
 # Such that every matrix has whole blocks, and several in a row: with one int8 is multiplied by int8, which rounds.
 EVEN = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "shared_intermediate_size": 96}
@@ -45,6 +49,7 @@ QUANTISED: dict[str, Any] = {
     "lfm2moe": changed(CONFIGS["lfm2moe"], **EVEN, moe_intermediate_size=64),
     "granitehybrid": changed(CONFIGS["granitehybrid"], **EVEN, **MAMBA),
     "granitehybrid-experts": changed(CONFIGS["granitehybrid-experts"], **EVEN, **MAMBA),
+    "falcon-h1": changed(CONFIGS["falcon-h1"], **EVEN, mamba_n_heads=8, mamba_d_head=16, mamba_d_ssm=128),
     "nemotron_h": changed(CONFIGS["nemotron_h"], **EVEN, **NEMOTRON),
     "nemotron_h_moe": changed(CONFIGS["nemotron_h_moe-latents"], **EVEN, **NEMOTRON, moe_latent_size=64),
 }
@@ -58,7 +63,8 @@ def test_a_file_answers_as_transformers(name, tmp_path):
     # Where nothing turns queries and keys, answers do not show in which order their heads' numbers are.
     weights, tensors = load_file(tmp_path / "model.safetensors"), GgufTensors(file.path)
     for tensor in weights.keys() & tensors.keys():
-        torch.testing.assert_close(tensors.read(tensor, torch.float32), weights[tensor])
+        scales = torch.from_numpy(np.asarray(gguf_hybrids.scales(CONFIGS[name].to_dict(), tensor)))
+        torch.testing.assert_close(tensors.read(tensor, torch.float32), weights[tensor] * scales)
 
 
 @pytest.mark.parametrize("name", QUANTISED)
@@ -103,6 +109,11 @@ ODDITIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
         lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
         r"lfm2moe\.expert_gating_func is 1; supported: 2, sigmoids",
     ),
+    "logits that nothing scales": (
+        "falcon-h1-tied",
+        lambda writer: None,
+        r"model\.gguf lacks output\.weight: where the embedding is the head too",
+    ),
     "a layer of nothing known": (
         "lfm2",
         without_states,
@@ -114,7 +125,7 @@ ODDITIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
 @pytest.mark.parametrize("oddity", ODDITIES)
 def test_what_is_not_supported_is_refused_by_name(oddity, tmp_path):
     name, change, message = ODDITIES[oddity]
-    save_random_model(CONFIGS[name], tmp_path)
+    save_random_model((CONFIGS | TIED)[name], tmp_path)
     write_gguf(tmp_path, tmp_path / "model.gguf", extra=[change])
     with pytest.raises(ModelError, match=message):
         ModelConfig.from_pretrained(tmp_path / "model.gguf")

@@ -4,7 +4,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from transformers import Lfm2Config, Qwen3_5TextConfig
+from transformers import FalconH1Config, Lfm2Config, Qwen3_5TextConfig
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
@@ -32,6 +32,15 @@ CONFIGS = {
         linear_key_head_dim=16,
         linear_value_head_dim=16,
     ),
+    "beside attention": lambda: FalconH1Config(
+        **_SIZES,
+        mamba_d_ssm=32,
+        mamba_n_heads=2,
+        mamba_d_state=16,
+        key_multiplier=0.5,
+        ssm_multipliers=[0.5, 0.8, 0.7, 0.9, 0.6],
+        mlp_multipliers=[0.7, 0.9],
+    ),
     "convolution": lambda: Lfm2Config(**_SIZES, layer_types=["conv", "full_attention"]),
 }
 
@@ -51,8 +60,8 @@ def answers(llm: LLM) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("folder", "is_async"),
-    [("delta", False), ("delta", True), ("convolution", True)],
-    ids=["one step at a time", "one step ahead", "nothing but convolutions"],
+    [("beside attention", False), ("delta", True), ("convolution", True)],
+    ids=["beside keys and values, one step at a time", "one step ahead", "nothing but convolutions"],
     indirect=["folder"],
 )
 def test_answers_are_the_cpus(folder, is_async, monkeypatch):

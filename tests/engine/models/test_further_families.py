@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.model_shape import FalconH1Config
+from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, state_bytes
 from headrace.engine.checkpoints.rope_config import RopeConfig
+from headrace.engine.checkpoints.state_layers import Mamba2Config
 from headrace.engine.errors import ModelError
 
 from ..families import ODD_SIZES
@@ -72,6 +75,10 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ),
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 9}, "layer_types has 9 entries for"),
         ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 7}, "mamba_n_heads 7 of mamba_d_head .* are not"),
+        ("FalconH1ForCausalLM", {"projectors_bias": True}, "projectors_bias is set: Falcon-H1 is supported without"),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "mamba_norm_before_gate is set: supported are models that"),
+        ("FalconH1ForCausalLM", {"mamba_d_ssm": 96}, "mamba_n_heads 128 of mamba_d_head 0 are not the 96 numbers that"),
+        ("FalconH1ForCausalLM", {"ssm_multipliers": [0.5, 0.5]}, "ssm_multipliers has 2 entries, and must have 5"),
         ("NemotronHForCausalLM", {}, "has no field 'hybrid_override_pattern'"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M"}, "no layer attends, .* hybrid_override_pattern"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*", "conv_kernel": 1}, "conv_kernel must be at least 2"),
@@ -110,6 +117,47 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
 def test_what_is_not_supported_is_named(tmp_path, architecture, fields, message):
     with pytest.raises(ModelError, match=message):
         read(tmp_path, architecture, **fields)
+
+
+def test_falcon_h1_as_it_is_published(tmp_path):
+    """Its 7B: what scales its inputs scales what is made of them, and Mamba's size is not the hidden one's double."""
+    config = read(
+        tmp_path,
+        "FalconH1ForCausalLM",
+        hidden_size=3072,
+        intermediate_size=12288,
+        num_hidden_layers=44,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        head_dim=128,
+        vocab_size=130049,
+        rope_theta=100000000000.0,
+        rope_scaling=None,
+        mamba_d_conv=4,
+        mamba_d_head=128,
+        mamba_d_ssm=3072,
+        mamba_d_state=256,
+        mamba_expand=2,
+        mamba_n_groups=1,
+        mamba_n_heads=24,
+        mamba_norm_before_gate=False,
+        mamba_rms_norm=True,
+        attention_in_multiplier=2.0,
+        key_multiplier=0.030690398488999456,
+        lm_head_multiplier=0.013020833333333334,
+        mlp_multipliers=[0.2946278254943948, 0.032552083333333336],
+        ssm_in_multiplier=0.4166666666666667,
+        ssm_multipliers=[0.3535533905932738, 0.25, 0.1767766952966369, 0.5, 0.3535533905932738],
+    )
+    assert num_parameters(config) == 7_585_654_880
+    assert state_bytes(config, 2) == 44 * (3 * (3072 + 512) * 2 + 24 * 256 * 128 * 4)
+    assert kv_token_bytes(config, 2) == 44 * 2 * 2 * 128 * 2
+    assert isinstance(config.state_layers, Mamba2Config)
+    assert config.state_layers.input_scales == pytest.approx((0.1473139, 0.1041667, 0.0736570, 0.2083333, 0.1473139))
+    assert (config.gate_scale, config.key_scale) == (0.2946278254943948, 0.030690398488999456)
+    assert config.attention_scale == 4 * 128**-0.5
+    assert config.logits_scaling == pytest.approx(76.8)
+    assert config.falcon_h1 == FalconH1Config(attention_scale=2.0, state_scale=1.0, mlp_scale=0.032552083333333336)
 
 
 def test_layers_of_command_with_experts_by_its_pattern(tmp_path):

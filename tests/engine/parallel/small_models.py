@@ -187,6 +187,18 @@ WITH_STATES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 72,
         "attention_multiplier": 0.4,
     },
+    "falcon-h1": {
+        "architectures": ["FalconH1ForCausalLM"],
+        "num_hidden_layers": 4,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 4,
+        "mamba_d_state": 24,
+        "mamba_d_ssm": 96,
+        "ssm_multipliers": [0.4, 0.9, 0.7, 0.5, 0.8],
+        "mlp_multipliers": [0.7, 0.9],
+        "key_multiplier": 0.4,
+        "ssm_out_multiplier": 0.9,
+    },
     "nemotron-h": {
         "architectures": ["NemotronHForCausalLM"],
         "hybrid_override_pattern": "M*EM-*",
