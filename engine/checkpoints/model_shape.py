@@ -257,7 +257,7 @@ class ModelShape:
 
     path: Path
     decoder_layer: Literal[
-        "llama", "gemma", "gemma4", "falcon", "olmo", "parallel", "gpt-oss", "nemotron_h", "falcon_h1"
+        "llama", "gemma", "gemma4", "falcon", "olmo", "olmo_hybrid", "parallel", "gpt-oss", "nemotron_h", "falcon_h1"
     ]
     vocab_size: int
     hidden_size: int

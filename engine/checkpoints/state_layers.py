@@ -89,11 +89,28 @@ class StateLayersConfig(ABC):
             raise ModelError(f"{self.conv_name} must be at least 2, not {self.conv_width}")
 
 
+@dataclass(frozen=True)
+class GatedDeltaNetNames:
+    """What a checkpoint calls the parts of a Gated DeltaNet.
+
+    `mixed`: what makes queries, keys and values, one matrix of all or one of each. `conv_parts`: what may be there
+    instead of what convolves them. `steps`: what says how much is written, and how much of a state kept.
+    """
+
+    mixed: tuple[str, ...] = ("in_proj_qkv",)
+    conv_parts: tuple[str, ...] = ()
+    gates: str = "in_proj_z"
+    steps: tuple[str, str] = ("in_proj_b", "in_proj_a")
+    norm: str = "norm"
+    output: str = "out_proj"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetConfig(StateLayersConfig):
     """A Gated DeltaNet: see `headrace.kernels.gated_delta`, whose sizes these are.
 
     `is_grouped`: the checkpoint has what belongs to one key head side by side, not all queries, then all keys.
+    `norm_eps`: of the norm of what is read, where it is not the model's.
     """
 
     num_key_heads: int
@@ -101,6 +118,9 @@ class GatedDeltaNetConfig(StateLayersConfig):
     key_dim: int
     value_dim: int
     is_grouped: bool = False
+    doubles_beta: bool = False
+    norm_eps: float | None = None
+    names: GatedDeltaNetNames = GatedDeltaNetNames()
     module: str = "linear_attn"
 
     @property
@@ -115,6 +135,11 @@ class GatedDeltaNetConfig(StateLayersConfig):
     def mixed_size(self) -> int:
         """Queries, keys and values together."""
         return 2 * self.key_size + self.value_size
+
+    @property
+    def mixed_parts(self) -> tuple[int, ...]:
+        """What each of the names for what is mixed stands for."""
+        return (self.mixed_size,) if len(self.names.mixed) == 1 else (self.key_size, self.key_size, self.value_size)
 
     @property
     def recurrent(self) -> RecurrentSizes:
@@ -157,10 +182,12 @@ class GatedDeltaNetConfig(StateLayersConfig):
 
     def projections(self, prefix: str, hidden_size: int) -> Iterator[Projection]:
         """By the names of checkpoints that have each part for itself: quantised are all alike."""
-        yield Projection(f"{prefix}.in_proj_qkv", self.mixed_size, hidden_size)
-        yield Projection(f"{prefix}.in_proj_z", self.value_size, hidden_size)
-        yield Projection(f"{prefix}.in_proj_ba", 2 * self.num_heads, hidden_size, is_quantizable=False)
-        yield Projection(f"{prefix}.out_proj", hidden_size, self.value_size)
+        for name, size in zip(self.names.mixed, self.mixed_parts, strict=True):
+            yield Projection(f"{prefix}.{name}", size, hidden_size)
+        yield Projection(f"{prefix}.{self.names.gates}", self.value_size, hidden_size)
+        for name in self.names.steps:
+            yield Projection(f"{prefix}.{name}", self.num_heads, hidden_size, is_quantizable=False)
+        yield Projection(f"{prefix}.{self.names.output}", hidden_size, self.value_size)
 
     @property
     def num_other_weights(self) -> tuple[int, int]:

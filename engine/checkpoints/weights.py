@@ -36,7 +36,8 @@ class WeightSlot:
     which `constant_shrinks` where it goes with the root of the matrix's inputs. `axes`: where it has its matrix's
     outputs and inputs; `cut`: which part of the checkpoint's tensor it is, if not the whole. `may_be_turned`: the
     checkpoint may have the last two dimensions the other way round, as its shape says. `order`: [rows] int64 on the
-    host, where that part has each row of this, if in an order of its own.
+    host, where that part has each row of this, if in an order of its own. `parts`: tensors whose rows, one after the
+    other, are its own, where a checkpoint has those instead.
     """
 
     name: str
@@ -51,6 +52,12 @@ class WeightSlot:
     cut: Cut | None = None
     may_be_turned: bool = False
     order: Tensor | None = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that a checkpoint may call it, or a part of it."""
+        return self.name, *self.parts
 
     def turned(self, tensor: Tensor) -> Tensor:
         """The checkpoint's tensor, or a view of it, with its dimensions in the destination's order."""
@@ -142,7 +149,7 @@ def load_weights(
         wanted = list(slots)
         for slot in wanted:
             _fill(folder, tensors, slot)
-        known = {slot.name for slot in wanted} | set(ignored)
+        known = {name for slot in wanted for name in slot.names} | set(ignored)
         for name, (_, stored) in tensors.items():
             is_ignored = name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes) or name.startswith(ignored_prefixes)
             if name not in known and stored not in known and not is_ignored:
@@ -195,21 +202,25 @@ def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _fill(folder: Path, tensors: dict[str, _Stored], slot: WeightSlot) -> None:
-    if slot.name not in tensors:
+    names = [slot.name] if slot.name in tensors or not slot.parts else slot.parts
+    if missing := [name for name in names if name not in tensors]:
         if slot.is_optional:
             return
-        raise ModelError(f"{folder} lacks the tensor {slot.name}")
+        raise ModelError(f"{folder} lacks the tensor {missing[0]}")
     try:
-        tensor = _read(tensors[slot.name], slot)
+        tensor = _read([tensors[name] for name in names], slot)
         slot.check(tensor)
     except ValueError as error:
         raise ModelError(f"tensor {slot.name} in {folder} has {error}") from error
     slot.fill(tensor)
 
 
-def _read(stored: _Stored, slot: WeightSlot) -> Tensor:
-    file, name = stored
+def _read(stored: Sequence[_Stored], slot: WeightSlot) -> Tensor:
     cut = None if slot.has_nothing else slot.cut
+    if len(stored) > 1:
+        joined = _joined([file.get_tensor(name) for file, name in stored])
+        return joined if cut is None else cut.of_same(joined)
+    [(file, name)] = stored
     if isinstance(file, GgufTensors):
         # A GGUF file's types are not torch's: it is told which to make of them. Its tensors come whole.
         whole = file.read(name, slot.destination.dtype)
@@ -217,3 +228,10 @@ def _read(stored: _Stored, slot: WeightSlot) -> Tensor:
     if cut is not None:
         return cut.read(file.get_slice(name), slot.may_be_turned)
     return slot.turned(file.get_tensor(name))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One after the other. Raises `ValueError` where they do not go together."""
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        raise ValueError(f"parts of the shapes {', '.join(str(tuple(part.shape)) for part in parts)}")
+    return torch.cat(parts)

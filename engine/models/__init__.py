@@ -21,14 +21,14 @@ from .falcon_h1 import FalconH1Layer
 from .gemma import GemmaLayer
 from .gemma4 import Gemma4Layer
 from .gpt_oss import GptOssLayer
-from .layer import DecoderLayer
+from .layer import NewLayer
 from .llama import LlamaLayer, ParallelLayer
 from .nemotron_h import NemotronHLayer
-from .olmo import OlmoLayer
+from .olmo import OlmoLayer, new_olmo_hybrid_layer
 
 # Tensors there have a shape and no memory.
 _NOWHERE = torch.device("meta")
-_LAYERS: dict[str, type[DecoderLayer]] = {
+_LAYERS: dict[str, NewLayer] = {
     "llama": LlamaLayer,
     "gemma": GemmaLayer,
     "gemma4": Gemma4Layer,
@@ -36,6 +36,7 @@ _LAYERS: dict[str, type[DecoderLayer]] = {
     "falcon": FalconLayer,
     "falcon_h1": FalconH1Layer,
     "olmo": OlmoLayer,
+    "olmo_hybrid": new_olmo_hybrid_layer,
     "parallel": ParallelLayer,
     "gpt-oss": GptOssLayer,
 }
@@ -59,7 +60,7 @@ def load_model(
     if options.load_format == "dummy":
         model.draw(options.seed, whole)
     else:
-        model.load(elsewhere=[slot.name for slot in whole])
+        model.load(elsewhere=[name for slot in whole for name in slot.names])
     return model
 
 

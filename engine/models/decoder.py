@@ -20,7 +20,7 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
-from .layer import DecoderLayer
+from .layer import NewLayer
 from .layer_inputs import LayerInputs
 from .layer_states import LayerStates
 from .rope import by_axis, query_factors, rotary_factors
@@ -47,7 +47,7 @@ class Decoder:
         self,
         config: ModelConfig,
         max_model_len: int,
-        make_layer: type[DecoderLayer],
+        make_layer: NewLayer,
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks = ALONE,

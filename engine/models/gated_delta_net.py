@@ -22,7 +22,7 @@ class GatedDeltaNet(StateMixer):
         config = blank.config
         self._ranks = blank.ranks
         self._shape = shape
-        self._eps = config.rms_norm_eps
+        self._eps = config.rms_norm_eps if shape.norm_eps is None else shape.norm_eps
         # What is mixed, and gates beside it; then what says how much is written, and how much of a state kept.
         self._names, self._sizes, self._orders = _inputs(shape)
         self._step_names, self._step_sizes, self._step_orders = _steps(shape)
@@ -31,7 +31,7 @@ class GatedDeltaNet(StateMixer):
         self.steps = blank.linear(
             self._step_names, self._step_sizes, config.hidden_size, quantizable=False, orders=self._step_orders
         )
-        self.output = blank.linear(["out_proj"], [config.hidden_size], shape.value_size)
+        self.output = blank.linear([shape.names.output], [config.hidden_size], shape.value_size)
         self.conv_weight = torch.empty(shape.mixed_size, shape.conv_width, dtype=blank.dtype, device=blank.device)
         self.decay_scale = torch.empty(shape.num_heads, dtype=torch.float32, device=blank.device)
         self.decay_bias = torch.empty_like(self.decay_scale)
@@ -43,7 +43,8 @@ class GatedDeltaNet(StateMixer):
         mixed, gates = self.inputs(x).split_with_sizes([shape.mixed_size, shape.value_size], dim=1)
         beta, decay = self.steps(x).split_with_sizes([shape.num_heads, shape.num_heads], dim=1)
         mixed = causal_conv(mixed, self.conv_weight, conv_states, step.states)
-        read = gated_delta_rule(mixed, decay, beta, self.decay_scale, self.decay_bias, states, step.states)
+        scales = (self.decay_scale, self.decay_bias)
+        read = gated_delta_rule(mixed, decay, beta, *scales, states, step.states, doubles_beta=shape.doubles_beta)
         if step.wanted is not None:
             read, gates = read[step.wanted], gates[step.wanted]
         return self._ranks.sum(self.output(gated_rms_norm(read, gates, self.norm, self._eps).flatten(1)))
@@ -54,20 +55,22 @@ class GatedDeltaNet(StateMixer):
         yield self.output
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        called = self._shape.names
         yield from linear_slots(self.inputs, [f"{prefix}.{name}" for name in self._names], self._sizes, self._orders)
         names = [f"{prefix}.{name}" for name in self._step_names]
         yield from linear_slots(self.steps, names, self._step_sizes, self._step_orders)
-        yield from linear_slots(self.output, [f"{prefix}.out_proj"])
-        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight.unsqueeze(1), axes=OF_OUTPUTS)
+        yield from linear_slots(self.output, [f"{prefix}.{called.output}"])
+        parts = tuple(f"{prefix}.{name}.weight" for name in called.conv_parts)
+        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight.unsqueeze(1), axes=OF_OUTPUTS, parts=parts)
         yield WeightSlot(f"{prefix}.A_log", self.decay_scale, axes=OF_OUTPUTS)
         yield WeightSlot(f"{prefix}.dt_bias", self.decay_bias, axes=OF_OUTPUTS)
-        yield WeightSlot(f"{prefix}.norm.weight", self.norm)
+        yield WeightSlot(f"{prefix}.{called.norm}.weight", self.norm)
 
 
 def _inputs(shape: GatedDeltaNetConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
     """Names, sizes and orders of what gives queries, keys, values and gates."""
     if not shape.is_grouped:
-        return ["in_proj_qkv", "in_proj_z"], [shape.mixed_size, shape.value_size], []
+        return [*shape.names.mixed, shape.names.gates], [*shape.mixed_parts, shape.value_size], []
     values = shape.value_size // shape.num_key_heads
     order = _ungrouped(shape.num_key_heads, [shape.key_dim, shape.key_dim, values, values])
     return ["in_proj_qkvz"], [shape.mixed_size + shape.value_size], [order]
@@ -76,7 +79,7 @@ def _inputs(shape: GatedDeltaNetConfig) -> tuple[list[str], list[int], list[Tens
 def _steps(shape: GatedDeltaNetConfig) -> tuple[list[str], list[int], list[Tensor | None]]:
     """Names, sizes and orders of what gives β, and what a state's decay is made of."""
     if not shape.is_grouped:
-        return ["in_proj_b", "in_proj_a"], [shape.num_heads] * 2, []
+        return list(shape.names.steps), [shape.num_heads] * 2, []
     heads = shape.num_heads // shape.num_key_heads
     return ["in_proj_ba"], [2 * shape.num_heads], [_ungrouped(shape.num_key_heads, [heads, heads])]
 

@@ -1,7 +1,7 @@
 """What the decoder needs of a layer, and what all families' layers have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -52,3 +52,7 @@ class DecoderLayer(ABC):
     @abstractmethod
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Every weight under the name that a checkpoint gives it."""
+
+
+# The layer of this index; the last number is that of its rope among the model's.
+NewLayer = Callable[[BlankWeights, int, int], DecoderLayer]

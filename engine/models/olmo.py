@@ -1,6 +1,7 @@
-"""The layer of OLMo 2 and 3: norms after attention and MLP, none before."""
+"""The layer of OLMo 2 and 3: norms after attention and MLP, none before. In OLMo Hybrid Llama's are beside it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -8,6 +9,7 @@ from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
 from .layer import DecoderLayer
+from .llama import LlamaLayer
 from .mlp import GatedMlp
 from .norms import RmsNorm
 
@@ -35,3 +37,12 @@ class OlmoLayer(DecoderLayer):
         yield from self.attention_norm.weight_slots(f"{prefix}.{after_attention}")
         yield from self.mlp.weight_slots(f"{prefix}.{self._names.mlp.module}")
         yield from self.mlp_norm.weight_slots(f"{prefix}.{after_mlp}")
+
+
+def new_olmo_hybrid_layer(blank: BlankWeights, index: int, rope: int) -> DecoderLayer:
+    """OLMo's where a layer attends; where it has a state Llama's, whose norms stand before, with names of their own."""
+    config = blank.config
+    if not config.has_state(index):
+        return OlmoLayer(blank, index, rope)
+    names = replace(config.names, layer_norms=("attention_layer_norm", "feedforward_layer_norm"))
+    return LlamaLayer(replace(blank, config=replace(config, names=names)), index, rope)

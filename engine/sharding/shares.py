@@ -8,7 +8,7 @@ from ..checkpoints.quantization_schemes import Int4Scheme
 from ..errors import ConfigError
 
 # The decoder layers whose weights' names `Shard` knows.
-_LAYERS = ("llama", "gemma", "gemma4", "olmo", "parallel", "nemotron_h", "falcon_h1")
+_LAYERS = ("llama", "gemma", "gemma4", "olmo", "olmo_hybrid", "parallel", "nemotron_h", "falcon_h1")
 
 # From one place to before another.
 Range = tuple[int, int]

@@ -24,12 +24,15 @@ def gated_delta_rule(
     decay_bias: Tensor,
     states: Tensor,
     slots: StateSlots,
+    *,
+    doubles_beta: bool = False,
 ) -> Tensor:
     """Write each token's value under its key into its sequence's state, and read what the state has for its query.
 
     Of a head's state S, a key k and a query q of length 1, q divided by √key_dim, and a value v a token makes
     S ← e^g · S, S ← S + k ⊗ β · (v - Sᵀk), and has the output Sᵀq, all in float32; g = -e^decay_scale ·
-    softplus(decay + decay_bias), β = sigmoid(beta).
+    softplus(decay + decay_bias), β = sigmoid(beta), or where it `doubles_beta` twice that: beyond 1 what the state has
+    under a key turns round (arXiv 2411.12537).
 
     mixed: [num_tokens, 2 * num_key_heads * key_dim + num_heads * value_dim], queries, then keys, then values; each
     query and key head serves num_heads / num_key_heads consecutive heads. decay, beta: [num_tokens, num_heads], of
@@ -41,11 +44,17 @@ def gated_delta_rule(
         from .triton import gated_delta_rule_triton
 
         # It asks more of its arguments than others, and checks them itself.
-        return gated_delta_rule_triton(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+        return gated_delta_rule_triton(
+            mixed, decay, beta, decay_scale, decay_bias, states, slots, doubles_beta=doubles_beta
+        )
     _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
     if takes_native_rule(mixed, decay, beta, decay_scale, decay_bias, states):
-        return gated_delta_rule_native(mixed, decay, beta, decay_scale, decay_bias, states, slots)
-    return gated_delta_rule_chunked(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+        return gated_delta_rule_native(
+            mixed, decay, beta, decay_scale, decay_bias, states, slots, doubles_beta=doubles_beta
+        )
+    return gated_delta_rule_chunked(
+        mixed, decay, beta, decay_scale, decay_bias, states, slots, doubles_beta=doubles_beta
+    )
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

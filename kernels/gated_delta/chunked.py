@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..recurrent_states import StateSlots
-from .reference import split_heads
+from .reference import shares, split_heads
 
 _CHUNK = 64
 # Of states that are copied, changed and put back at a time: what a cache has room for.
@@ -38,12 +38,14 @@ def gated_delta_rule_chunked(
     decay_bias: Tensor,
     states: Tensor,
     slots: StateSlots,
+    *,
+    doubles_beta: bool = False,
 ) -> Tensor:
     """See `gated_delta_rule`."""
     _, num_heads, key_dim, value_dim = states.shape
     queries, keys, values = split_heads(mixed.float(), num_heads, key_dim, value_dim)
     rates = -decay_scale.exp() * softplus(decay.float() + decay_bias)
-    tokens = _Tokens(queries, keys, values, rates, beta.float().sigmoid())
+    tokens = _Tokens(queries, keys, values, rates, shares(beta, doubles_beta))
     output = torch.empty_like(values, memory_format=torch.contiguous_format)
     at_once = max(_BYTES_AT_ONCE // states[0].nbytes, 1)
     for places, read, write in zip(*(torch.split(each, at_once) for each in slots.lone_tokens), strict=True):

@@ -22,7 +22,7 @@ class _RuleCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("states", "output", "starts", "read", "write")),
         *((name, ctypes.c_int64) for name in ("num_sequences", "num_heads", "num_key_heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("mixed_stride", "decay_stride", "beta_stride", "slot_stride")),
-        ("uses_avx512", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("uses_avx512", "doubles_beta")),
     )
 
 
@@ -60,6 +60,8 @@ def gated_delta_rule_native(
     states: Tensor,
     slots: StateSlots,
     instructions: InstructionSet | None = None,
+    *,
+    doubles_beta: bool = False,
 ) -> Tensor:
     """See `gated_delta_rule`; `instructions` to compute with, by default all that the processor has."""
     _, num_heads, key_dim, value_dim = states.shape
@@ -83,6 +85,7 @@ def gated_delta_rule_native(
         beta.stride(0),
         states.stride(0),
         uses_avx512(instructions),
+        doubles_beta,
     )
     native_kernel("gated_delta_rule", mixed.dtype)(ctypes.addressof(call))
     return output

@@ -16,12 +16,14 @@ def gated_delta_rule_reference(
     decay_bias: Tensor,
     states: Tensor,
     slots: StateSlots,
+    *,
+    doubles_beta: bool = False,
 ) -> Tensor:
     """See `gated_delta_rule`."""
     _, num_heads, key_dim, value_dim = states.shape
     queries, keys, values = split_heads(mixed.float(), num_heads, key_dim, value_dim)
     rates = -decay_scale.exp() * softplus(decay.float() + decay_bias)
-    kept, written = rates.exp().unsqueeze(-1), beta.float().sigmoid().unsqueeze(-1)
+    kept, written = rates.exp().unsqueeze(-1), shares(beta, doubles_beta).unsqueeze(-1)
     output = torch.empty_like(values)
     for start, length, read, write in slots.spans:
         state = states[read]
@@ -33,6 +35,12 @@ def gated_delta_rule_reference(
             output[token] = (state * queries[token].unsqueeze(-1)).sum(1)
         states[write] = state
     return output.to(mixed.dtype)
+
+
+def shares(beta: Tensor, doubles_beta: bool) -> Tensor:
+    """How much of what a token says comes into its state: float32."""
+    share = beta.float().sigmoid()
+    return 2 * share if doubles_beta else share
 
 
 def split_heads(mixed: Tensor, num_heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -32,6 +32,8 @@ def gated_delta_rule_triton(
     decay_bias: Tensor,
     states: Tensor,
     slots: StateSlots,
+    *,
+    doubles_beta: bool = False,
 ) -> Tensor:
     """See `gated_delta_rule`. The launches depend on sizes alone, and never on whose state is where."""
     heads_per_key = _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
@@ -55,11 +57,12 @@ def gated_delta_rule_triton(
             **shape,
             VALUE_DIM=value_dim,
             VALUES=_FEW_VALUES,
+            DOUBLES_BETA=doubles_beta,
             num_warps=1,
             **early_launch(mixed.device),
         )
     if num_few < table.num_sequences:
-        _go_by_chunks(output, mixed, decay, beta, decay_scale, decay_bias, states, table, shape)
+        _go_by_chunks(output, mixed, decay, beta, decay_scale, decay_bias, states, table, shape, doubles_beta)
     return output
 
 
@@ -73,6 +76,7 @@ def _go_by_chunks(
     states: Tensor,
     table: SequenceTable,
     shape: dict[str, int],
+    doubles_beta: bool,
 ) -> None:
     """The sequences of more than few tokens: what no state is needed for all at once, the rest chunk after chunk."""
     num_tokens, num_heads, value_dim = output.shape
@@ -92,6 +96,7 @@ def _go_by_chunks(
         *(mixed.stride(0), decay.stride(0), beta.stride(0)),
         **shape,
         TOKENS=CHUNK,
+        DOUBLES_BETA=doubles_beta,
         num_warps=options["num_warps"],
         **early_launch(mixed.device),
     )

@@ -33,6 +33,7 @@ def recurrent_rule_kernel(
     VALUE_DIM: tl.constexpr,
     PADDED_KEY_DIM: tl.constexpr,
     VALUES: tl.constexpr,
+    DOUBLES_BETA: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """One program is a sequence of few tokens, a head and `VALUES` columns of its state, which stays in registers."""
@@ -55,6 +56,8 @@ def recurrent_rule_kernel(
             value_row = tl.load(row + value_place, mask=is_value, other=0.0).to(tl.float32)
             rate = _rate(tl.load(decay + token * decay_stride + head), head, decay_scale, decay_bias)
             written = tl.sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32))
+            if DOUBLES_BETA:
+                written *= 2
             query_row *= tl.rsqrt(tl.sum(query_row * query_row, 0) + 1e-6) * scale
             key_row *= tl.rsqrt(tl.sum(key_row * key_row, 0) + 1e-6)
             state *= tl.exp(rate)
@@ -86,6 +89,7 @@ def chunk_kernel(
     KEY_DIM: tl.constexpr,
     PADDED_KEY_DIM: tl.constexpr,
     TOKENS: tl.constexpr,
+    DOUBLES_BETA: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):
     """What `scan_kernel` has to know of a chunk's tokens, whatever the state is; one program is a chunk and a head.
@@ -108,6 +112,8 @@ def chunk_kernel(
     decays = tl.load(decay + token * decay_stride + head, mask=is_token, other=0.0)
     rates = tl.where(is_token, _rate(decays, head, decay_scale, decay_bias), 0.0)
     written = tl.sigmoid(tl.load(beta + token * beta_stride + head, mask=is_token, other=0.0).to(tl.float32))
+    if DOUBLES_BETA:
+        written *= 2
     query_scale, key_scale = _inverse_length(queries) * scale, _inverse_length(keys)
     # Logarithms of what is left, at a token, of what the chunk began with.
     left, all_left = tl.cumsum(rates, 0), tl.sum(rates, 0)

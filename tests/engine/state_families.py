@@ -11,6 +11,7 @@ from transformers import (
     Lfm2MoeConfig,
     Lfm3Config,
     NemotronHConfig,
+    OlmoHybridConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -29,6 +30,14 @@ _EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
     "shared_expert_intermediate_size": 45,
+}
+_OLMO_SIZES = {
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
 }
 # The 12 heads of 12 numbers, or of 16 on a GPU, that Mamba makes of twice the hidden size.
 _MAMBA_SIZES = {"mamba_n_heads": 12, "mamba_d_state": 20, "mamba_n_groups": 2, "mamba_chunk_size": 8}
@@ -74,6 +83,20 @@ STATE_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | STATE_SIZES, tie_word_embeddings=False),
     "qwen3.5-moe": lambda sizes: Qwen3_5MoeTextConfig(
         **{name: size for name, size in (sizes | STATE_SIZES).items() if name != "intermediate_size"}, **_EXPERTS
+    ),
+    # Embeddings must not be small beside what norms have made of the layers' outputs, as OLMo's.
+    "olmo-hybrid": lambda sizes: OlmoHybridConfig(
+        **sizes | {"initializer_range": 0.5},
+        **_OLMO_SIZES,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        rope_parameters={"rope_theta": None},
+    ),
+    "olmo-hybrid-turning": lambda sizes: OlmoHybridConfig(
+        **sizes | {"initializer_range": 0.5},
+        **_OLMO_SIZES,
+        attention_bias=True,
+        linear_allow_neg_eigval=False,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
     ),
     "granite4-h": lambda sizes: GraniteMoeHybridConfig(
         **sizes,

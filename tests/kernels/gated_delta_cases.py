@@ -26,6 +26,7 @@ class RuleCase:
     decay_bias: Tensor
     states: Tensor
     slots: StateSlots
+    doubles_beta: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -61,7 +62,10 @@ def zero_rule_case(device: torch.device) -> RuleCase:
 def rule_case(
     query_lens: Sequence[int], shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> RuleCase:
-    """From decays of many sizes, outputs that are large for the dtype's tolerance, and sums that are not too large."""
+    """From decays of many sizes, outputs that are large for the dtype's tolerance, and sums that are not too large.
+
+    Of several key heads it doubles beta.
+    """
     num_key_heads, num_heads, key_dim, value_dim = shape
     key_size, num_tokens = num_key_heads * key_dim, sum(query_lens)
     mixed = torch.randn(num_tokens, 2 * key_size + num_heads * value_dim + 3)
@@ -71,7 +75,7 @@ def rule_case(
     decay_scale, decay_bias = torch.rand(num_heads, device=device) * 4 - 3, torch.randn(num_heads, device=device)
     slots = slots_of(query_lens, device)
     states = states_of(slots, num_heads, key_dim, value_dim)
-    return RuleCase(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    return RuleCase(mixed, decay, beta, decay_scale, decay_bias, states, slots, doubles_beta=num_key_heads > 1)
 
 
 def in_two_parts(rule: Callable[..., Tensor], whole: RuleCase, cut: int) -> tuple[Tensor, Tensor]:
@@ -82,8 +86,9 @@ def in_two_parts(rule: Callable[..., Tensor], whole: RuleCase, cut: int) -> tupl
     states = whole.states.repeat(2, 1, 1, 1)
     states[2:] = torch.nan
     outputs = []
-    for part, read, write in ((slice(0, cut), 0, 2), (slice(cut, None), 2, 3)):
-        mixed, decay, beta = whole.mixed[part], whole.decay[part], whole.beta[part]
+    for places, read, write in ((slice(0, cut), 0, 2), (slice(cut, None), 2, 3)):
+        mixed, decay, beta = whole.mixed[places], whole.decay[places], whole.beta[places]
         slots = StateSlots((len(mixed),), (read,), (write,), mixed.device)
-        outputs.append(rule(mixed, decay, beta, whole.decay_scale, whole.decay_bias, states, slots))
+        part = replace(whole, mixed=mixed, decay=decay, beta=beta, states=states, slots=slots)
+        outputs.append(rule(**vars(part)))
     return torch.cat(outputs), states[3]

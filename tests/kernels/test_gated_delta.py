@@ -40,7 +40,9 @@ def test_the_rule_is_that_of_transformers(shape):
         for each in queries_and_keys.chunk(2, dim=1)
     )
     rates = -case.decay_scale.exp() * torch.nn.functional.softplus(case.decay + case.decay_bias)
-    given = query, key, values.unflatten(1, (-1, value_dim)), rates, case.beta.sigmoid()
+    # As OLMo Hybrid's, where it is doubled.
+    written = case.beta.sigmoid() * (1 + case.doubles_beta)
+    given = query, key, values.unflatten(1, (-1, value_dim)), rates, written
     arguments = case.arguments
     actual = gated_delta_rule_reference(**arguments)
     for start, length, read, write in case.slots.spans:

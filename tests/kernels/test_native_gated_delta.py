@@ -51,10 +51,11 @@ class Rule:
     decay_bias: Tensor
     states: Tensor
     slots: StateSlots
+    doubles_beta: bool
 
     @classmethod
     def draw(cls, shape: tuple[int, int, int, int], query_lens: Sequence[int], dtype: torch.dtype) -> "Rule":
-        """Each row is part of a wider one, whose rest is NaN."""
+        """Each row is part of a wider one, whose rest is NaN. Of several key heads it doubles beta."""
         num_key_heads, num_heads, key_dim, value_dim = shape
         slots = some_slots(query_lens)
 
@@ -71,13 +72,14 @@ class Rule:
             torch.randn(num_heads),
             some_states(slots, torch.float32, num_heads, key_dim, value_dim),
             slots,
+            doubles_beta=num_key_heads > 1,
         )
 
     def run(self, rule: Callable[..., Tensor], states: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The output, and what the states are then: `states` themselves, or else a copy of its own."""
         states = self.states.clone() if states is None else states
         arguments = (self.mixed, self.decay, self.beta, self.decay_scale, self.decay_bias, states, self.slots)
-        return rule(*arguments), states
+        return rule(*arguments, doubles_beta=self.doubles_beta), states
 
     def check(self, instructions: InstructionSet) -> None:
         output, states = self.run(partial(gated_delta_rule_native, instructions=instructions))

@@ -22,6 +22,7 @@ struct RuleCall {
     std::int64_t value_dim;  // a multiple of 16
     std::int64_t mixed_stride, decay_stride, beta_stride, slot_stride;
     std::int64_t uses_avx512;  // in float32, which AVX2 computes otherwise
+    std::int64_t doubles_beta;
 };
 
 constexpr int kGroup = 4;   // tokens that change the state together
@@ -79,13 +80,14 @@ void find_factors(const RuleCall& call, std::int64_t head, std::int64_t token, c
     const float speed = -std::exp(call.decay_scale[head]), bias = call.decay_bias[head];
     const Element* decay = static_cast<const Element*>(call.decay) + head;
     const Element* beta = static_cast<const Element*>(call.beta) + head;
+    const float most = call.doubles_beta ? 2.0f : 1.0f;
     for (int g = 0; g < num_groups; ++g) {
         const Group& group = groups[g];
         Factors& own = factors[g];
         float between[kGroup][kGroup];  // what token i has left of what was when j was written
         for (int i = 0; i < group.count; ++i, ++token) {
             const float kept = std::exp(speed * softplus(widened(decay[token * call.decay_stride]) + bias));
-            own.written[i] = sigmoid(widened(beta[token * call.beta_stride]));
+            own.written[i] = most * sigmoid(widened(beta[token * call.beta_stride]));
             own.kept[i] = i == 0 ? kept : own.kept[i - 1] * kept;
             for (int j = 0; j < i; ++j) {
                 between[i][j] = j == i - 1 ? kept : between[i - 1][j] * kept;

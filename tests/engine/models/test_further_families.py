@@ -79,6 +79,16 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "mamba_norm_before_gate is set: supported are models that"),
         ("FalconH1ForCausalLM", {"mamba_d_ssm": 96}, "mamba_n_heads 128 of mamba_d_head 0 are not the 96 numbers that"),
         ("FalconH1ForCausalLM", {"ssm_multipliers": [0.5, 0.5]}, "ssm_multipliers has 2 entries, and must have 5"),
+        (
+            "OlmoHybridForCausalLM",
+            {"layer_types": ["mamba"] * 3},
+            "layer_types has mamba; supported: linear_attention, ",
+        ),
+        (
+            "OlmoHybridForCausalLM",
+            {"linear_num_key_heads": 5},
+            "value_heads 6 is no multiple of linear_num_key_heads 5",
+        ),
         ("NemotronHForCausalLM", {}, "has no field 'hybrid_override_pattern'"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-M"}, "no layer attends, .* hybrid_override_pattern"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*", "conv_kernel": 1}, "conv_kernel must be at least 2"),
