@@ -22,9 +22,9 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.w
 # latents, which is multiplied by in two parts.
 _ADAPTABLE = re.compile(
     r"(language_model\.)?model\.(language_model\.)?layers\.\d+\."
-    r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa)"
-    r"|self_attn\.out_proj|feed_forward\.w[123]|conv\.(in|out)_proj"
-    r"|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj)|per_layer_(input_gate|projection))"
+    r"((self_attn|mlp|feed_forward)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj"
+    r"|self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|out_proj)|feed_forward\.w[123]|(conv|mamba)\.(in|out)_proj"
+    r"|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj|[qkvgbao]_proj)|per_layer_(input_gate|projection))"
 )
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

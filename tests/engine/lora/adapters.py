@@ -17,6 +17,12 @@ LATENT_ATTENTION = ("q_b_proj", "q_a_proj", "kv_a_proj_with_mqa", "o_proj")
 LAYER_INPUTS = ("per_layer_input_gate", "per_layer_projection")
 SHORT_CONVS = ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3")
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+# Beside those that are called as attention's and MLPs' are.
+OF_STATES = {
+    "qwen3.5": LINEAR_ATTENTION,
+    "falcon-h1": ("in_proj", "out_proj"),
+    "olmo-hybrid": ("g_proj", "b_proj", "a_proj"),
+}
 
 
 def save_adapter(

@@ -17,8 +17,8 @@ from .adapters import (
     ATTENTION,
     LATENT_ATTENTION,
     LAYER_INPUTS,
-    LINEAR_ATTENTION,
     MLP,
+    OF_STATES,
     SHORT_CONVS,
     merged,
     save_adapter,
@@ -54,7 +54,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
     def make(family: str) -> Adapted:
         folder = tmp_path_factory.mktemp(family)
         model = save_random_model(families(device)[family], folder)
-        further = {"qwen3.5": LINEAR_ATTENTION, "gemma4-small": LAYER_INPUTS}.get(family, ())
+        further = (OF_STATES | {"gemma4-small": LAYER_INPUTS}).get(family, ())
         targets = _FUSED if family.startswith("phi3") else (*ATTENTION, *MLP, *further)
         few: tuple[str, ...] = (targets[0], "down_proj")
         attention: tuple[str, ...] = ("v_proj", "o_proj")

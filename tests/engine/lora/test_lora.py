@@ -74,7 +74,7 @@ def test_rows_of_all_adapters_in_one_batch(adapted, family):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 13, "block_size": 8}], ids=["batched", "chunked"])
-@pytest.mark.parametrize("family", ["qwen3.5", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3.5", "falcon-h1", "olmo-hybrid", "lfm2"])
 def test_layers_with_states(adapted, family, options):
     model = adapted(family)
     assert_greedy(load(model, **options), model)
