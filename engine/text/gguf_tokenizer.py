@@ -44,7 +44,7 @@ _PRE_TOKENIZERS = {
     "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": _PreTokenizer((GPT2,)),
     "phi-2": _PreTokenizer((GPT2,)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "qwen35": _PreTokenizer((QWEN3_5,), is_nfc=True),
     "stablelm2": _PreTokenizer(_QWEN2.patterns),

@@ -66,6 +66,8 @@ PUBLISHED: dict[str, list[Any]] = {
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)],
     "llama-bpe": split(LLAMA3),
     "lfm2": split(LLAMA3),
+    # As llama.cpp has it; no file of the models' authors was at hand.
+    "falcon-h1": split(LLAMA3),
     "dbrx": split(LLAMA3),
     "qwen2": split(QWEN2),
     "qwen35": split(QWEN3_5),
@@ -76,7 +78,7 @@ PUBLISHED: dict[str, list[Any]] = {
 
 def published(pre: str) -> FastTokenizer:
     """A tokenizer with this way to cut texts, trained on the texts themselves without a cut, so that cuts show."""
-    fast = FastTokenizer(BPE(ignore_merges=pre in ("llama-bpe", "lfm2", "tekken")))
+    fast = FastTokenizer(BPE(ignore_merges=pre in ("llama-bpe", "lfm2", "falcon-h1", "tekken")))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
     fast.decoder = ByteLevel()
     if pre.startswith("qwen"):
