@@ -1,6 +1,6 @@
 """Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded, or GGUF."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path

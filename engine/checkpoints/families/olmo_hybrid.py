@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
+from ..other_names import OtherNames
 from ..rope_config import RopeConfig
 from ..scalars import number_or_none, whole, whole_or_none
 from ..state_layers import GatedDeltaNetConfig, GatedDeltaNetNames
@@ -37,10 +38,12 @@ def read_olmo_hybrid(folder: Path, raw: Raw) -> ModelShape:
         decoder_layer="olmo_hybrid",
         state_layers=_read_delta_net(raw, plain, is_linear),
         # transformers writes one name for two norms.
-        other_names=tuple(
-            (f"model.layers.{layer}.feedforward_layer_norm.", f"model.layers.{layer}.post_attention_layernorm.")
-            for layer, linear in enumerate(is_linear)
-            if not linear
+        other_names=OtherNames(
+            tuple(
+                (f"model.layers.{layer}.feedforward_layer_norm.", f"model.layers.{layer}.post_attention_layernorm.")
+                for layer, linear in enumerate(is_linear)
+                if not linear
+            )
         ),
     )
 
