@@ -35,6 +35,10 @@ class NotVerifiable(JobError):
     """There is nothing of a job that could be made again and compared."""
 
 
+class RowsGone(NotVerifiable):
+    """There was something, and all its files were removed."""
+
+
 class Stopped(JobError):
     """An attempt was told to end: the worker shuts down, or the lease is gone."""
 

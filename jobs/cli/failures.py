@@ -11,7 +11,7 @@ from ...engine.errors import EngineError
 from ...storage.errors import LedgerUnavailable, SinkError, StorageError
 from ..broker.redis_access import refusal
 from ..embedded.valkey import EmbeddedValkeyError
-from ..errors import JobError, WorkerFailedError
+from ..errors import JobError, RowsGone, WorkerFailedError
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
 from .wording import with_options
@@ -37,7 +37,7 @@ def as_failure(error: Exception) -> Failure | None:
         case SinkError():
             # Also where it does not answer: a job is submitted with it or not at all.
             return Failure(with_options(error), _REFUSED)
-        case LedgerUnavailable() | WorkerFailedError() | EmbeddedValkeyError():
+        case LedgerUnavailable() | WorkerFailedError() | EmbeddedValkeyError() | RowsGone():
             return Failure(str(error), _FAILED)
         case RedisError() | OperationalError():
             if (refused := refusal(error)) is not None:

@@ -16,7 +16,7 @@ from ...storage.output.address import open_folder
 from ...storage.output.folder import OutputFolder
 from ...storage.output.manifest import read_report
 from ...storage.output.part_groups import PartGroups
-from ..errors import NotVerifiable
+from ..errors import NotVerifiable, RowsGone
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 
@@ -110,9 +110,12 @@ class Receipt:
     def rows(self) -> PartGroups:
         """The rows that are there by now. Raises `NotVerifiable` when there is none, `StorageError`."""
         rows = PartGroups(self.folder, sorted(self.part_names), self.names_now)
-        if not any(True for _ in rows.tables(["row"])):
-            raise NotVerifiable(f"folder {self.folder} holds no row of job {self.job_id} yet")
-        return rows
+        if any(True for _ in rows.tables(["row"])):
+            return rows
+        if self.num_rows:
+            rows_gone = f"all {self.num_rows:,} rows of job {self.job_id} are gone"
+            raise RowsGone(f"{rows_gone}: no file of {self.folder} has one")
+        raise NotVerifiable(f"folder {self.folder} holds no row of job {self.job_id} yet")
 
 
 def _num_rows(report: dict[str, Any]) -> int | None:

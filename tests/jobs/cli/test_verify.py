@@ -1,6 +1,7 @@
 """`headrace verify`: rows made again are those that are stored, or it says which are not."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,11 @@ def test_rows_that_are_gone_are_told_of(place, served, headrace, tickets, tmp_pa
     assert (result.status, result.err) == (1, "")
     assert result.out.endswith(f"3 rows made again: all equal\n{gone} of 40 rows are gone: their files were removed\n")
     assert json.loads(headrace(data_dir, "verify", folder, "--rows", 3, "--json").out)["missing_rows"] == gone
+    for other in others:
+        other.unlink()
+    result = headrace(data_dir, "verify", folder)
+    assert (result.status, result.out) == (1, "")
+    assert re.fullmatch(f"headrace: all 40 rows of job .* are gone: no file of {folder} has one\n", result.err)
 
 
 def test_what_cannot_be_verified_is_refused(served, headrace, labelled, few, tmp_path):
