@@ -40,6 +40,8 @@ def run(
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
     check_model(asked.spec.model, engine)
+    if asked.spec.lora is not None:
+        asked.spec.lora.check(engine.max_lora_rank)
     places = place(num_workers, engine.world_size)
     with termination_as_interrupt(), Client(places=places) as client:
         job = None

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ...engine.checkpoints.hub import public_name
-from ...engine.errors import shown
+from ...engine.config import EngineConfig
+from ...engine.errors import ModelError, shown
 from ...engine.lora.adapter_folder import AdapterConfig
 from ...engine.lora_request import LoRARequest
 from ...engine.paths import absolute_path
@@ -48,6 +49,18 @@ class LoraModule(BaseModel):
     def worker_options(self) -> list[str]:
         """What `headrace worker` is started with to have it from the beginning."""
         return ["--lora-modules", f"{self.name}={self.path}"]
+
+    @property
+    def rank_options(self) -> list[str]:
+        """What a worker for it alone is started with beside them: room for its rank, where that is above the default.
+
+        Nothing where it cannot be read here: what is wrong with it the worker says.
+        """
+        try:
+            rank = AdapterConfig.read(Path(self.path)).rank
+        except ModelError:
+            return []
+        return ["--max-lora-rank", str(rank)] if rank > EngineConfig().max_lora_rank else []
 
 
 class ServedLora(LoraModule):

@@ -81,7 +81,7 @@ class JobSpec(BaseModel):
     @property
     def worker_options(self) -> list[str]:
         """Those of `headrace worker` for one that answers the job."""
-        lora = self.lora.worker_options if self.lora is not None else []
+        lora = [*self.lora.worker_options, *self.lora.rank_options] if self.lora is not None else []
         return ["--model", self.model, *self.precision.worker_options, *lora]
 
     @property

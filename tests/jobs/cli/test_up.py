@@ -12,7 +12,7 @@ import psutil
 
 from ...engine.lora.adapters import save_adapter
 from ..models import write_model_folder
-from ..running import MODEL, assert_refused, environment, processes_of, started
+from ..running import MODEL, assert_refused, environment, processes_of, started, write_lines
 
 
 def worker_of(up: int) -> psutil.Process | None:
@@ -78,7 +78,12 @@ def test_a_worker_that_can_not_run_ends_it(tmp_path: Path) -> None:
 def test_an_adapter_that_no_worker_could_hold_is_refused_at_once(headrace, tmp_path: Path) -> None:
     """As the worker's own command does, before either loads anything."""
     adapter = save_adapter(MODEL, tmp_path / "adapter", rank=17)
-    options = ("--model", MODEL, "--lora-modules", f"x={adapter}")
-    for command in (("up", "--port", "0"), ("worker",)):
-        result = headrace(tmp_path / "data", *command, *options)
+    served = ("--model", MODEL, "--lora-modules", f"x={adapter}")
+    rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a"})
+    asked = (rows, "--model", MODEL, "--lora", f"x={adapter}", "--output", tmp_path / "out")
+    for command in (("up", "--port", "0", *served), ("worker", *served), ("run", *asked)):
+        result = headrace(tmp_path / "data", *command)
         assert_refused(result, "r=17, above --max-lora-rank=16: raise --max-lora-rank to 17")
+    queued = headrace(tmp_path / "data", "submit", *asked)
+    assert queued.status == 0, queued.err
+    assert "--max-lora-rank 17" in queued.err
