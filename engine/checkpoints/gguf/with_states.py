@@ -61,8 +61,8 @@ def falcon_h1(fields: Fields) -> Raw:
     """What scales its parts is in their weights. Raises `ModelError` where that is not all of it."""
     if not fields.has("output.weight"):
         raise ModelError(
-            f"{fields.model.path} lacks output.weight: where the embedding is the head too, Falcon-H1's files have not "
-            "what scales the logits; use the checkpoint"
+            "there is no tensor output.weight: where the embedding is the head too, Falcon-H1's files have not what "
+            "scales the logits; use the checkpoint"
         )
     return {
         "architectures": ["FalconH1ForCausalLM"],

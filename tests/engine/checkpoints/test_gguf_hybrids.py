@@ -112,7 +112,7 @@ ODDITIES: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "logits that nothing scales": (
         "falcon-h1-tied",
         lambda writer: None,
-        r"model\.gguf lacks output\.weight: where the embedding is the head too",
+        r"model\.gguf: there is no tensor output\.weight: where the embedding is the head too",
     ),
     "a layer of nothing known": (
         "lfm2",
