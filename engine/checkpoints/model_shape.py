@@ -164,9 +164,9 @@ class GptOssConfig:
 class FalconH1Config:
     """Each layer attends and has a state, side by side. What its parts' outputs are multiplied by."""
 
-    attention_scale: float
-    state_scale: float
-    mlp_scale: float
+    attention_out_scale: float
+    state_out_scale: float
+    mlp_out_scale: float
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ class FalconH1Layer(DecoderLayer):
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = self.input_norm.of_sum(branch, residual)
         read = self.state_mixer(normed, *step.states_beside[self._index], step)
-        attended = self.attention(normed, key_cache, value_cache, step).mul_(self._scales.attention_scale)
-        return self._ranks.sum(attended.add_(read, alpha=self._scales.state_scale))
+        attended = self.attention(normed, key_cache, value_cache, step).mul_(self._scales.attention_out_scale)
+        return self._ranks.sum(attended.add_(read, alpha=self._scales.state_out_scale))
 
     def feed_forward(self, branch: Tensor, residual: Tensor, step: Step) -> Tensor:
         normed = self.mlp_norm.of_sum_in(self.mlp.row_format, branch, residual)
-        return self.mlp(normed).mul_(self._scales.mlp_scale)
+        return self.mlp(normed).mul_(self._scales.mlp_out_scale)
 
     def projections(self) -> Iterator[Linear]:
         yield from self.state_mixer.projections()

@@ -97,9 +97,9 @@ def read_falcon_h1(folder: Path, raw: Raw) -> ModelShape:
         key_scale=number(raw, "key_multiplier", 1.0),
         gate_scale=gates,
         falcon_h1=FalconH1Config(
-            attention_scale=into_attention * number(raw, "attention_out_multiplier", 1.0),
-            state_scale=number(raw, "ssm_out_multiplier", 1.0),
-            mlp_scale=mlp,
+            attention_out_scale=into_attention * number(raw, "attention_out_multiplier", 1.0),
+            state_out_scale=number(raw, "ssm_out_multiplier", 1.0),
+            mlp_out_scale=mlp,
         ),
         names=_BAMBA_NAMES,
         state_layers=_read_falcon_mamba(raw, plain),
@@ -116,10 +116,10 @@ def _read_falcon_mamba(raw: Raw, plain: ModelShape) -> Mamba2Config:
     return replace(mamba, has_norm=has_norm, input_scales=scales if set(scales) != {1.0} else None)
 
 
-def _scales(raw: Raw, name: str, number_of_them: int) -> tuple[float, ...]:
-    found = numbers(raw, name) if raw.get(name) is not None else (1.0,) * number_of_them
-    if len(found) != number_of_them:
-        raise ModelError(f"{name} has {len(found)} entries, and must have {number_of_them}")
+def _scales(raw: Raw, name: str, num_scales: int) -> tuple[float, ...]:
+    found = numbers(raw, name) if raw.get(name) is not None else (1.0,) * num_scales
+    if len(found) != num_scales:
+        raise ModelError(f"{name} has {len(found)} entries, and must have {num_scales}")
     return found
 
 

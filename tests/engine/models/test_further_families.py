@@ -167,7 +167,7 @@ def test_falcon_h1_as_it_is_published(tmp_path):
     assert (config.gate_scale, config.key_scale) == (0.2946278254943948, 0.030690398488999456)
     assert config.attention_scale == 4 * 128**-0.5
     assert config.logits_scaling == pytest.approx(76.8)
-    assert config.falcon_h1 == FalconH1Config(attention_scale=2.0, state_scale=1.0, mlp_scale=0.032552083333333336)
+    assert config.falcon_h1 == FalconH1Config(2.0, 1.0, mlp_out_scale=0.032552083333333336)
 
 
 def test_layers_of_command_with_experts_by_its_pattern(tmp_path):
