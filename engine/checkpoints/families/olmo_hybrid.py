@@ -37,7 +37,7 @@ def read_olmo_hybrid(folder: Path, raw: Raw) -> ModelShape:
         plain,
         decoder_layer="olmo_hybrid",
         state_layers=_read_delta_net(raw, plain, is_linear),
-        # transformers writes one name for two norms.
+        # The norm behind attention, which transformers writes by the name of that before a DeltaNet's MLP.
         other_names=OtherNames(
             tuple(
                 (f"model.layers.{layer}.feedforward_layer_norm.", f"model.layers.{layer}.post_attention_layernorm.")
@@ -49,8 +49,9 @@ def read_olmo_hybrid(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _linear_layers(raw: Raw) -> tuple[bool, ...]:
-    last = whole(raw, "num_hidden_layers") - 1
-    kinds = read_layer_types(raw, _KINDS, lambda layer: _KINDS[layer % 4 == 3 or layer == last < 3])
+    # Every fourth attends, or of fewer than four the last.
+    interval = min(4, whole(raw, "num_hidden_layers"))
+    kinds = read_layer_types(raw, _KINDS, lambda layer: _KINDS[(layer + 1) % interval == 0])
     return tuple(kind == "linear_attention" for kind in kinds)
 
 
