@@ -123,7 +123,8 @@ def _read_qwen3(
         )
     language = "model.language_model"
     names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
-    section = wholes({"mrope_section": decoder_rope(raw).get("mrope_section") or sections}, "mrope_section")
+    name = "mrope_section"
+    section = wholes({name: decoder_rope(raw).get(name) or sections}, name, within=rope_place(raw))
     decoder = replace(decoder, names=names, other_names=NESTED_NAMES)
     return _seeing(decoder, vision, section, _in_turns(section))
 

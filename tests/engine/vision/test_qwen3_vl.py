@@ -140,6 +140,12 @@ def test_a_tower_that_cannot_be_is_refused(qwen3, tmp_path, field, value, messag
         ModelConfig.from_pretrained(folder)
 
 
+def test_sections_of_positions_that_are_no_numbers(qwen3, tmp_path):
+    folder = changed(qwen3.folder, tmp_path / "odd", text_config={"rope_parameters": {"mrope_section": "x"}})
+    with pytest.raises(ModelError, match=r"text_config\.rope_parameters\.mrope_section must be a list of numbers"):
+        ModelConfig.from_pretrained(folder)
+
+
 def test_adapters_of_its_decoder(qwen3, tmp_path):
     adapter = save_adapter(qwen3.folder, tmp_path / "adapter")
     request = replace(qwen3.request("two", *PROMPTS["two"]), lora_request=LoRARequest("a", 1, str(adapter)))
