@@ -28,9 +28,9 @@ def read_compressed_tensors(raw: Raw) -> QuantizationConfig:
     if transforms.get("config_groups"):
         raise ModelError("transform_config changes the activations, which is not supported")
     schemes = tuple(
-        (_named(group["targets"]), _group(name, group, raw)) for name, group in raw["config_groups"].items()
+        (_patterns(group["targets"]), _group(name, group, raw)) for name, group in raw["config_groups"].items()
     )
-    return QuantizationConfig("compressed-tensors", schemes, _named(raw.get("ignore") or []))
+    return QuantizationConfig("compressed-tensors", schemes, _patterns(raw.get("ignore") or []))
 
 
 _PACKED = (
@@ -85,8 +85,10 @@ def _bytes(name: str, weights: Raw) -> ByteScheme:
     return ByteScheme(kind, "block", block=read_block(f"{field}.block_structure", weights["block_structure"]))
 
 
-def _named(value: Any) -> tuple[Pattern, ...]:
+def _patterns(value: Any) -> tuple[Pattern, ...]:
     """Each is a module's name, `re:` and an expression, or the class of all modules."""
-    patterns = names_in(value)
-    expressions = [each[3:] for each in patterns if each.startswith("re:")] + [""] * ("Linear" in patterns)
-    return (Modules(frozenset(patterns)), *map(re.compile, expressions))
+    named = names_in(value)
+    expressions = [each.removeprefix("re:") for each in named if each.startswith("re:")]
+    if "Linear" in named:
+        expressions.append("")
+    return (Modules(frozenset(named)), *map(re.compile, expressions))

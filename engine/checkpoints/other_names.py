@@ -28,7 +28,7 @@ class OtherNames:
 
 
 def _renamed(name: str, before: str, after: str) -> str:
-    """A module's name ends where a part of it does, a tensor's below one."""
+    """`before` and `after` end with a dot, as the name of the very module that they stand for does not."""
     if not f"{name}.".startswith(before):
         return name
     return (after + f"{name}.".removeprefix(before)).removesuffix(".")

@@ -28,7 +28,7 @@ def positive(raw: Object, name: str, default: int | None = None, *, within: str 
 
 
 def number(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:
-    """See `whole`."""
+    """Any finite number; see `whole`."""
     value = _given(raw, name, default, within)
     if not _is_number(value):
         raise ModelError(f"{within}{name} must be a number, not {shown(value)}")
@@ -36,7 +36,7 @@ def number(raw: Object, name: str, default: float | None = None, *, within: str 
 
 
 def above_zero(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:
-    """See `whole`."""
+    """A number above 0; see `whole`."""
     if (found := number(raw, name, default, within=within)) <= 0:
         raise ModelError(f"{within}{name} must be above 0, not {found}")
     return found

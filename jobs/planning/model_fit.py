@@ -31,7 +31,7 @@ _DRIVER_BYTES = GIB // 2
 _GRAPH_BYTES_PER_LAYER = 2**19
 # Of a token in a graph: a row of what attention computes of it, its own and under three shared prefixes, in float32.
 _PART_ROW_BYTES = 4 * 4
-# Of attention in both directions, so many scores at a time.
+# Of attention in both directions, so many scores at a time: as `kernels.paged_attention.two_way` has it.
 _MAX_SCORES = 2**24
 # Of a token's logits while it is drawn: as they are computed, in float32, sorted, and with their places.
 _LOGIT_BYTES = 24
@@ -196,7 +196,7 @@ def _beside_bytes(model: ModelConfig, whole: ModelConfig, options: EngineConfig,
     if whole.vision is not None and whole.vision.is_two_way:
         # An image that is not to be cut may come on top of what a step may have.
         step += (whole.vision.max_tokens - 1) * token_bytes
-        step += _both_ways_bytes(model, whole.vision, longest, item_bytes)
+        step += _two_way_bytes(model, whole.vision, longest, item_bytes)
     if (vision := model.vision) is not None:
         of_image = min(vision.max_tokens, longest)
         encoding = encode_bytes(vision, of_image, item_bytes)
@@ -205,7 +205,7 @@ def _beside_bytes(model: ModelConfig, whole: ModelConfig, options: EngineConfig,
     return _DRIVER_BYTES + kept + max(step, encoding) + _graph_bytes(model, options, token_bytes)
 
 
-def _both_ways_bytes(model: ModelConfig, vision: VisionConfig, longest: int, item_bytes: int) -> int:
+def _two_way_bytes(model: ModelConfig, vision: VisionConfig, longest: int, item_bytes: int) -> int:
     """Of the layer where an image's tokens that see each other have most keys: these with values, and scores."""
     most = 0
     for index, window in enumerate(model.sliding_windows):

@@ -144,8 +144,8 @@ def _full_heads(raw: Raw, sliding: LayerSizes, is_sliding: tuple[bool, ...], has
         number = raw.get("num_global_key_value_heads") if has_same else None
         return _with_heads(sliding, {"head_dim": raw.get("global_head_dim", 512), "num_key_value_heads": number})
     # All its numbers have as many digits as the longest: "05".
-    fields = {int(layer): fields for layer, fields in by_layer.items()}
-    found = [_with_heads(sliding, fields.get(layer) or {}) for layer in range(len(is_sliding))]
+    of_layers = {int(layer): fields for layer, fields in by_layer.items()}
+    found = [_with_heads(sliding, of_layers.get(layer) or {}) for layer in range(len(is_sliding))]
     kinds = {
         slides: {each for each, of in zip(found, is_sliding, strict=True) if of is slides} for slides in (True, False)
     }

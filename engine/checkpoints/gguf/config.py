@@ -110,8 +110,8 @@ def _granite_scales(fields: Fields) -> Raw:
     if rotates is not None and bool(rotates) == has_states:
         found, supported = ("with", "without") if has_states else ("without", "with")
         raise ModelError(
-            f"{fields.within}rope.scaling.finetuned is {shown(rotates)}: models of this "
-            f"architecture {found} rotary positions are not supported, but those {supported}"
+            f"{fields.within}rope.scaling.finetuned is {shown(rotates)}: models of this architecture "
+            f"{found} rotary positions are not supported, but those {supported}"
         )
     return {
         "embedding_multiplier": fields.number_or_none("embedding_scale"),

@@ -14,7 +14,7 @@ HAS_PARTS_APART = "has_parts_apart"
 class Fields(Section):
     """A model's metadata, its architecture's fields by their names without it.
 
-    Each raises `ModelError` naming the field where it is of another kind, and `KeyError` where there is none.
+    Its methods raise `ModelError` naming the field that is of another kind, `KeyError` for one that is not there.
     """
 
     def __init__(self, model: GgufModel, architecture: str) -> None:
