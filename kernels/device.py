@@ -81,7 +81,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def multiplies_asynchronously(device: torch.device) -> bool:
-    """Whether a GPU's tensor cores multiply while the warps that have told them to go on: Hopper's and a B200's."""
+    """Whether warps go on while a GPU's tensor cores multiply what they were told to: a Hopper's and a B200's do."""
     return _generation(device) in (_HOPPER, _DATA_CENTRE_BLACKWELL)
 
 

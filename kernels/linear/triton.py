@@ -52,7 +52,8 @@ class Int4Tile:
     num_stages: int
 
 
-# The fastest of some twenty on an H200 each, for 4,096 outputs of 14,336 inputs: 32, 39, 52 and 74 µs.
+# The fastest of some twenty on an H200 each, for 4,096 outputs of 14,336 inputs: 32, 39, 52 and 74 µs, the last one
+# before a weight was its first factor.
 _INT4_TILES = (
     Int4Tile(16, 128, num_warps=4, per_processor=4, num_stages=6),
     Int4Tile(32, 64, num_warps=4, per_processor=5, num_stages=4),
@@ -73,16 +74,16 @@ _INT4_TILE_OF_MANY_ROWS = Int4Tile(256, 128, num_warps=8, per_processor=1, num_s
 
 
 def int4_tile(
-    num_rows: int, num_outputs: int, dtype: torch.dtype, has_whole_tiles: bool, processors: int, on_hopper: bool
+    num_rows: int, num_outputs: int, dtype: torch.dtype, is_of_one_group: bool, processors: int, on_hopper: bool
 ) -> Int4Tile:
-    """The tile for a product of so many rows. has_whole_tiles: see `has_whole_tiles`."""
+    """The tile for a product of so many rows. is_of_one_group: see `has_tiles_of_one_group`."""
     rows = max(next_power_of_2(num_rows), 16)
     # Without tensor cores a tile of more rows does not fit into the registers.
     if dtype == torch.float32:
         return _INT4_TILES_OF_SCALED[0 if rows == 16 else 1]
     if rows > 128 and on_hopper:
         return _INT4_TILE_OF_MANY_ROWS
-    tiles = _INT4_TILES if has_whole_tiles else _INT4_TILES_OF_SCALED
+    tiles = _INT4_TILES if is_of_one_group else _INT4_TILES_OF_SCALED
     tile = next((each for each in tiles if each.rows == rows), tiles[-1])
     is_crowded = cdiv(num_outputs, tile.outputs) > tile.per_processor * processors
     return _WIDE_INT4_TILE if rows == _WIDE_INT4_TILE.rows and is_crowded else tile
@@ -250,8 +251,8 @@ def int4_linear_triton(
     if not output.numel():
         return output
     is_fp4, num_groups, processors = isinstance(weight, Fp4Weight), len(weight.scales), num_processors(x.device)
-    are_whole = has_whole_tiles(weight, num_groups, is_fp4)
-    tile = tile or int4_tile(num_rows, num_outputs, x.dtype, are_whole, processors, is_hopper(x.device))
+    is_of_one_group = has_tiles_of_one_group(weight, num_groups, is_fp4)
+    tile = tile or int4_tile(num_rows, num_outputs, x.dtype, is_of_one_group, processors, is_hopper(x.device))
     grid = (cdiv(num_rows, tile.rows), cdiv(num_outputs, tile.outputs))
     num_tiles = cdiv(weight.num_inputs, 2 * HALF_TILE)
     to_fill = tile.per_processor * processors // (grid[0] * grid[1])
@@ -332,7 +333,7 @@ class _InGroups(Protocol):
     def zeros(self) -> Tensor: ...
 
 
-def has_whole_tiles(weight: _InGroups, num_groups: int, is_fp4: bool) -> bool:
+def has_tiles_of_one_group(weight: _InGroups, num_groups: int, is_fp4: bool) -> bool:
     """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
     return not (is_fp4 or weight.has_minima) and (num_groups == 1 or weight.group_size % (2 * HALF_TILE) == 0)
 
@@ -347,7 +348,7 @@ def int4_options(
     num_stages: int | None = None,
 ) -> dict[str, Any]:
     """What products in four bits are compiled for, with a tile of so many rows of x and outputs."""
-    is_of_one_group = has_whole_tiles(weight, num_groups, is_fp4)
+    is_of_one_group = has_tiles_of_one_group(weight, num_groups, is_fp4)
     return {
         "GROUP_SIZE": weight.group_size,
         "IS_OF_ONE_GROUP": is_of_one_group,

@@ -306,7 +306,8 @@ def int4_product(
 
     WEIGHT_FIRST: the weight is the product's first factor, which tensor cores take from the registers that it is
     unpacked into; the second goes through shared memory.
-    IS_OF_ONE_GROUP: in a tile each column has one scale. SCALES_SUMS: then it is the sums that are scaled.
+    IS_OF_ONE_GROUP: in a tile each column has one scale, and a whole number for its zero. SCALES_SUMS: then it is the
+    sums that are scaled. IS_WHOLE: the inputs are a multiple of a tile's.
     IS_FP4: values are E2M1, without zeros. Of these in groups of less than half a tile (NVFP4) scales are bytes of
     E4M3, and `zeros` what columns are multiplied by.
     """

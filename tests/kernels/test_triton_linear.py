@@ -289,7 +289,7 @@ def test_tiles_are_wide_where_every_processor_has_one(rows, outputs, is_grouped,
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "dtype", "has_whole_tiles", "tile"),
+    ("rows", "outputs", "dtype", "is_of_one_group", "tile"),
     [
         (1, 4096, torch.bfloat16, True, (16, 128)),
         (1, 4096, torch.bfloat16, False, (16, 64)),
@@ -303,10 +303,10 @@ def test_tiles_are_wide_where_every_processor_has_one(rows, outputs, is_grouped,
         (256, 4096, torch.float32, True, (32, 64)),
     ],
 )
-def test_tiles_in_four_bits(rows, outputs, dtype, has_whole_tiles, tile):
-    found = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132, on_hopper=False)
+def test_tiles_in_four_bits(rows, outputs, dtype, is_of_one_group, tile):
+    found = int4_tile(rows, outputs, dtype, is_of_one_group, processors=132, on_hopper=False)
     assert (found.rows, found.outputs) == tile
-    on_hopper = int4_tile(rows, outputs, dtype, has_whole_tiles, processors=132, on_hopper=True)
+    on_hopper = int4_tile(rows, outputs, dtype, is_of_one_group, processors=132, on_hopper=True)
     assert on_hopper == found or (dtype is not torch.float32 and rows > 128 and on_hopper.rows == 256)
 
 
