@@ -182,36 +182,36 @@ class Fit:
         return int(self.gpu.memory_bytes * self.needs.utilization) - self.needs.beside_bytes
 
 
-def _beside_bytes(model: ModelConfig, whole: ModelConfig, options: EngineConfig, item_bytes: int) -> int:
-    """Of a share of the `whole` model."""
+def _beside_bytes(share: ModelConfig, model: ModelConfig, options: EngineConfig, item_bytes: int) -> int:
+    """Of a `share` of the model."""
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
-    wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
+    wide = max(_outputs(share, index) for index in range(share.num_hidden_layers))
     # Each layer's own input, and what it is made of.
-    inputs = 0 if model.layer_inputs is None else 2 * model.num_hidden_layers * model.layer_inputs.size
-    token_bytes = (3 * model.hidden_size + wide + inputs) * item_bytes
-    logits = options.max_num_logits * whole.vocab_size * _LOGIT_BYTES if model.stage.is_last else 0
+    inputs = 0 if share.layer_inputs is None else 2 * share.num_hidden_layers * share.layer_inputs.size
+    token_bytes = (3 * share.hidden_size + wide + inputs) * item_bytes
+    logits = options.max_num_logits * model.vocab_size * _LOGIT_BYTES if share.stage.is_last else 0
     step = options.max_num_batched_tokens * token_bytes + logits
     encoding = kept = 0
-    longest = options.longest_sequence(whole.max_position_embeddings)
-    if whole.vision is not None and whole.vision.is_two_way:
+    longest = options.longest_sequence(model.max_position_embeddings)
+    if model.vision is not None and model.vision.is_two_way:
         # An image that is not to be cut may come on top of what a step may have.
-        step += (whole.vision.max_tokens - 1) * token_bytes
-        step += _two_way_bytes(model, whole.vision, longest, item_bytes)
-    if (vision := model.vision) is not None:
+        step += (model.vision.max_tokens - 1) * token_bytes
+        step += _two_way_bytes(share, model.vision, longest, item_bytes)
+    if (vision := share.vision) is not None:
         of_image = min(vision.max_tokens, longest)
         encoding = encode_bytes(vision, of_image, item_bytes)
         vectors = options.max_kept_vectors + vision.num_levels * of_image
         kept = vectors * vision.out_hidden_size * item_bytes
-    return _DRIVER_BYTES + kept + max(step, encoding) + _graph_bytes(model, options, token_bytes)
+    return _DRIVER_BYTES + kept + max(step, encoding) + _graph_bytes(share, options, token_bytes)
 
 
-def _two_way_bytes(model: ModelConfig, vision: VisionConfig, longest: int, item_bytes: int) -> int:
+def _two_way_bytes(share: ModelConfig, vision: VisionConfig, longest: int, item_bytes: int) -> int:
     """Of the layer where an image's tokens that see each other have most keys: these with values, and scores."""
     most = 0
-    for index, window in enumerate(model.sliding_windows):
+    for index, window in enumerate(share.sliding_windows):
         if window is None and vision.two_way_layers == "windows":
             continue
-        layer, num_keys = model.of_layer(index), min(longest, (window or longest) + vision.max_tokens)
+        layer, num_keys = share.of_layer(index), min(longest, (window or longest) + vision.max_tokens)
         # Both in float32, made of what one of them is in the cache.
         numbers = num_keys * layer.num_key_value_heads * layer.head_dim
         scores = min(_MAX_SCORES, vision.max_tokens * layer.num_attention_heads * num_keys)
