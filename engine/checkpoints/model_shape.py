@@ -345,6 +345,7 @@ class ModelShape:
         return self.state_layers is not None and self.state_layers.layers[index]
 
     def attends(self, index: int) -> bool:
+        """Whether that layer has attention, alone or beside a state."""
         return self.has_mixer(index) and (self.falcon_h1 is not None or not self.has_state(index))
 
     def has_mixer(self, index: int) -> bool:
