@@ -12,7 +12,7 @@ from ..gguf.metadata import HAS_PARTS_APART
 from ..model_folder import Raw
 from ..model_shape import DecoderNames, FalconH1Config, MlpNames, ModelShape, MoeConfig
 from ..rope_config import RopeConfig
-from ..scalars import number, number_or_none, numbers, whole, whole_or_none
+from ..scalars import above_zero, number, number_or_none, numbers, whole, whole_or_none
 from ..state_layers import Mamba2Config
 from .layer_types import read_layer_types
 from .llama import read_granite, read_llama, read_plain, read_rotary_dim, require_activation
@@ -91,7 +91,7 @@ def read_falcon_h1(folder: Path, raw: Raw) -> ModelShape:
         plain,
         decoder_layer="falcon_h1",
         embedding_scale=number(raw, "embedding_multiplier", 1.0),
-        logits_scaling=1 / number(raw, "lm_head_multiplier", 1.0),
+        logits_scaling=1 / above_zero(raw, "lm_head_multiplier", 1.0),
         # What scales the input scales queries, keys and values.
         attention_scale=plain.attention_scale * into_attention**2,
         key_scale=number(raw, "key_multiplier", 1.0),
@@ -109,7 +109,7 @@ def read_falcon_h1(folder: Path, raw: Raw) -> ModelShape:
 def _read_falcon_mamba(raw: Raw, plain: ModelShape) -> Mamba2Config:
     has_norm = bool(raw.get("mamba_rms_norm", False))
     if has_norm and raw.get("mamba_norm_before_gate", True):
-        raise ModelError("mamba_norm_before_gate is set: supported are models that norm what is gated")
+        raise ModelError("mamba_norm_before_gate is true, or left out: supported are models that norm what is gated")
     mamba = _read_ibm_mamba({"mamba_d_ssm": 1024, **raw}, plain, (True,) * plain.num_hidden_layers)
     into = number(raw, "ssm_in_multiplier", 1.0)
     scales = tuple(into * scale for scale in _scales(raw, "ssm_multipliers", 5))

@@ -76,7 +76,8 @@ def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 9}, "layer_types has 9 entries for"),
         ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 7}, "mamba_n_heads 7 of mamba_d_head .* are not"),
         ("FalconH1ForCausalLM", {"projectors_bias": True}, "projectors_bias is set: Falcon-H1 is supported without"),
-        ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "mamba_norm_before_gate is set: supported are models that"),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True}, "mamba_norm_before_gate is true, or left out: supported are"),
+        ("FalconH1ForCausalLM", {"lm_head_multiplier": 0}, "lm_head_multiplier must be above 0, not 0"),
         ("FalconH1ForCausalLM", {"mamba_d_ssm": 96}, "mamba_n_heads 128 of mamba_d_head 0 are not the 96 numbers that"),
         ("FalconH1ForCausalLM", {"ssm_multipliers": [0.5, 0.5]}, "ssm_multipliers has 2 entries, and must have 5"),
         (
