@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
+from headrace.kernels import device as gpus
 from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
 from headrace.kernels.linear import (
@@ -32,6 +33,7 @@ from headrace.kernels.linear.quantized_reference import (
 from headrace.kernels.linear.triton import (
     ScaledTile,
     int4_linear_triton,
+    int4_options,
     int4_tile,
     quantize_gated_triton,
     quantize_rows_triton,
@@ -39,7 +41,7 @@ from headrace.kernels.linear.triton import (
     scaled_tile,
     unpack_int4_triton,
 )
-from headrace.kernels.linear.unpacked import int4_linear_unpacked, unpacked_bytes
+from headrace.kernels.linear.unpacked import int4_linear_unpacked, min_unpacked_rows, unpacked_bytes
 
 from .tolerances import FP8_TOLERANCE, TOLERANCES, assert_close
 
@@ -196,6 +198,21 @@ def test_a_weight_of_four_bits_is_unpacked_for_many_rows_alone(monkeypatch, devi
     assert_close(product(many), expected)
 
 
+def test_hopper_unpacks_in_four_bits_for_more_rows(monkeypatch):
+    """But not for float32, nor NVFP4, which it would unpack once more for each tile."""
+    cpu, dtype = torch.device("cpu"), torch.float16
+    weight, nvfp4 = int4_weight(40, 96, 32, cpu), nvfp4_weight(40, 96, cpu)
+    mxfp4 = Fp4Weight.pack(weight.unpacked(), torch.full((40, 3), 120, dtype=torch.uint8))
+    assert [min_unpacked_rows(each, dtype) for each in (weight, mxfp4, nvfp4)] == [129] * 3
+    monkeypatch.setattr(gpus, "_INTERPRETED_CAPABILITY", (9, 0))
+    assert [min_unpacked_rows(each, dtype) for each in (weight, mxfp4, nvfp4)] == [257, 257, 129]
+    product, x = Int4Product(weight, None), normal(256, 96).to(dtype)
+    assert [product.scratch_bytes(257, dtype), product.scratch_bytes(256, dtype)] == [40 * 96 * 2, 0]
+    assert [product.scratch_bytes(129, torch.float32), product.scratch_bytes(128, torch.float32)] == [40 * 96 * 4, 0]
+    monkeypatch.setattr(triton_linear, "unpack_int4_kernel", None)
+    assert_close(product(x), int4_linear_reference(x, weight))
+
+
 @pytest.mark.parametrize(("inputs", "group_size"), [(64, 32), (72, 72), (200, 64)])
 def test_int4_unpacks_to_what_was_packed(inputs, group_size):
     generator = torch.Generator().manual_seed(inputs)
@@ -308,6 +325,21 @@ def test_tiles_in_four_bits(rows, outputs, dtype, is_of_one_group, tile):
     assert (found.rows, found.outputs) == tile
     on_hopper = int4_tile(rows, outputs, dtype, is_of_one_group, processors=132, on_hopper=True)
     assert on_hopper == found or (dtype is not torch.float32 and rows > 128 and on_hopper.rows == 256)
+
+
+def test_what_products_in_four_bits_are_compiled_for(monkeypatch):
+    """The weight is the first factor where tensor cores are waited for, or there are many rows; sums are for few."""
+    weight, dtype = int4_weight(64, 128, 128, torch.device("cpu")), torch.bfloat16
+
+    def first_at(dtype: torch.dtype, *rows: int) -> list[bool]:
+        return [int4_options(weight, 1, dtype, each, 64, is_fp4=False)["WEIGHT_FIRST"] for each in rows]
+
+    for capability, is_first in (((8, 0), True), ((9, 0), False), ((10, 0), False), ((12, 0), True)):
+        monkeypatch.setattr(gpus, "_INTERPRETED_CAPABILITY", capability)
+        assert first_at(dtype, 16, 64, 128) == [is_first, is_first, True]
+        assert first_at(torch.float32, 16, 128) == [False, False]
+    of_sums = [int4_options(weight, 1, dtype, rows, 64, is_fp4=False)["SCALES_SUMS"] for rows in (16, 64, 128)]
+    assert of_sums == [True, True, False]
 
 
 @pytest.mark.parametrize(("shared", "tile", "stages"), [(ADA, (128, 128), 3), (A100, (128, 256), 3)])
