@@ -78,6 +78,10 @@ def test_a_header_is_read_once_while_its_file_is_the_same(tmp_path):
             {"phi3.rope.scaling.type": (STRING, "yarn"), "phi3.rope.scaling.factor": (FLOAT32, 0.0)},
             "phi3.rope.scaling.factor must be above 0, not 0.0",
         ),
+        (
+            {"tokenizer.ggml.tokens": (ARRAY, struct.pack("<IQI", UINT32, 1, 3))},
+            r"tokenizer.ggml.tokens must be a list of texts, not \[3\]",
+        ),
         ({"tokenizer.ggml.tokens": (UINT32, 3)}, "tokenizer.ggml.tokens must be a list of texts, not 3"),
         (
             {"tokenizer.ggml.tokens": texts("a", "b"), "tokenizer.ggml.scores": (STRING, "x")},
@@ -95,9 +99,25 @@ def test_fields_of_another_kind(metadata, message, tmp_path):
         read_gguf_config(written(tmp_path, fields | metadata))
 
 
-def test_no_token_has_an_id_below_zero():
-    with pytest.raises(ModelError, match="padding_token_id is -1"):
-        special_token_id({"tokenizer.ggml.padding_token_id": -1}, "padding")
+def test_windows_are_said_of_each_layer(tmp_path):
+    fields: dict[str, tuple[int, Any]] = {f"gemma3.{name}": value for name, value in SIZES.items()}
+    fields |= {"gemma3.attention.head_count": (UINT32, 4), "gemma3.attention.key_length": (UINT32, 16)}
+    fields |= {"gemma3.attention.layer_norm_rms_epsilon": (FLOAT32, 1e-5)}
+    fields |= {"general.architecture": (STRING, "gemma3")}
+    for number in (63, 64, 65):
+        pattern = ARRAY, struct.pack(f"<IQ{number}I", UINT32, number, *[1] * number)
+        file = written(tmp_path, fields | {"gemma3.attention.sliding_window_pattern": pattern})
+        if number == 64:
+            assert read_gguf_config(file)["layer_types"] == ["sliding_attention"] * 64
+        else:
+            with pytest.raises(ModelError, match="pattern must be a number or say of each of 64 layers whether"):
+                read_gguf_config(file)
+
+
+@pytest.mark.parametrize("number", [-1, True, 1.0])
+def test_what_is_no_tokens_id(number):
+    with pytest.raises(ModelError, match=f"padding_token_id is {number}"):
+        special_token_id({"tokenizer.ggml.padding_token_id": number}, "padding")
 
 
 def test_no_parts_are_a_whole_file(tmp_path):

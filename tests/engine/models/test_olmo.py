@@ -13,6 +13,7 @@ from transformers import Olmo2Config
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, state_bytes
+from headrace.engine.checkpoints.state_layers import GatedDeltaNetConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError, ModelError
@@ -86,10 +87,17 @@ def test_olmo_hybrid_as_it_is_published(tmp_path):
     assert state_bytes(config, 2) == 24 * (3 * 30 * (2 * 96 + 192) * 2 + 30 * 96 * 192 * 4)
     assert [config.has_state(layer) for layer in range(5)] == [True, True, True, False, True]
     assert {rope.rope_type for rope in config.ropes} == {"none"}
+    assert isinstance(config.state_layers, GatedDeltaNetConfig)
+    assert (config.state_layers.doubles_beta, config.rms_norm_eps) == (True, 1e-6)
     with pytest.raises(
         ConfigError, match=r"tensor_parallel_size=2 .* norms over all heads: use pipeline_parallel_size"
     ):
         require_splittable(config, 2)
+    # Where none of four attends the last one does.
+    for num_layers, attending in ((3, {2}), (6, {3})):
+        (tmp_path / "config.json").write_text(json.dumps(OLMO_HYBRID_7B | {"num_hidden_layers": num_layers}))
+        config = ModelConfig.from_pretrained(tmp_path)
+        assert {layer for layer in range(num_layers) if config.attends(layer)} == attending
 
 
 def test_names_and_convolutions_of_olmo_hybrid_as_they_are_published(checkpoint, tmp_path):
@@ -108,7 +116,17 @@ def test_names_and_convolutions_of_olmo_hybrid_as_they_are_published(checkpoint,
     published, expected = ModelConfig.from_pretrained(tmp_path), FROM_FILE.load(config)
     expected.prepack()
     assert_close(shared_logits(published, 1, FROM_FILE, num_stages=2), logits_of(expected))
-    weights.pop(names[1])
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"lacks the tensor model\.layers\.2\.linear_attn\.k_conv1d\.weight"):
-        FROM_FILE.load(published)
+    narrow = weights[names[1]][..., :3].contiguous()
+    for others, message in (
+        (weights | {names[1]: narrow}, r"conv1d\.weight in .* has parts of the shapes \(32, 1, 4\), \(32, 1, 3\), "),
+        (
+            {name: each for name, each in weights.items() if name != names[1]},
+            r"lacks the tensor model\.layers\.2\.linear_attn\.k_conv1d\.weight",
+        ),
+    ):
+        save_file(others, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=message):
+            FROM_FILE.load(published)
+    joined = torch.cat([weights.pop(name) for name in names])
+    save_file(weights | {"model.layers.2.linear_attn.conv1d.weight": joined}, tmp_path / "model.safetensors")
+    assert_close(logits_of(FROM_FILE.load(published)), logits_of(expected))

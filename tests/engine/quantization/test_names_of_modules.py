@@ -8,7 +8,7 @@ import pytest
 from transformers import Gemma3Config, Gemma4Config, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config, Qwen3VLConfig
 
 from headrace.engine.checkpoints.model_config import ModelConfig
-from headrace.engine.checkpoints.other_names import LLAVA_NAMES
+from headrace.engine.checkpoints.other_names import LLAVA_NAMES, NESTED_NAMES, QWEN2_VL_NAMES, OtherNames
 from headrace.engine.checkpoints.quantization_schemes import QuantizationConfig
 
 from .quantization_configs import AWQ, BYTE, GPTQ, INT4, MODELOPT, NVFP4, compressed
@@ -86,3 +86,21 @@ def test_parts_of_names_are_not_taken_for_names():
         "model.vision_tower.encoder",
         "model.vision_tower.vision_model.encoder",
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "here", "others"),
+    [
+        (LLAVA_NAMES, "language_model.lm_head", ["lm_head"]),
+        (LLAVA_NAMES, "multi_modal_projector.linear_1", ["model.multi_modal_projector.linear_1"]),
+        (QWEN2_VL_NAMES, "lm_head", ["language_model.lm_head"]),
+        (QWEN2_VL_NAMES, "visual.merger", ["model.visual.merger"]),
+        (NESTED_NAMES, "lm_head", ["language_model.lm_head"]),
+        (NESTED_NAMES, "model.visual.merger", ["visual.merger"]),
+        (NESTED_NAMES, "model.vision_tower.patch_embedder", ["vision_tower.patch_embedder"]),
+        (NESTED_NAMES, "model.embed_vision.embedding", ["embed_vision.embedding"]),
+    ],
+)
+def test_what_is_beside_the_layers(names: OtherNames, here: str, others: list[str]):
+    assert {here, *others} <= set(names.anywhere(here))
+    assert {names.here(each) for each in others} == {here}

@@ -258,6 +258,16 @@ def test_files_beside_it_come_first(tmp_path):
             ],
             "tokenizer.ggml.tokens do not go with merges or scores: .*`c`",
         ),
+        (
+            [
+                lambda it: it.add_tokenizer_model("gpt2"),
+                lambda it: it.add_token_list(["a", "b", "ab"]),
+                lambda it: it.add_token_merges(["a b"]),
+                lambda it: it.add_bos_token_id(3),
+                lambda it: it.add_add_bos_token(True),
+            ],
+            "tokenizer.ggml.bos_token_id is 3, and there are 3 tokens",
+        ),
     ],
 )
 def test_what_is_no_vocabulary_is_refused(fields, message, tmp_path):
