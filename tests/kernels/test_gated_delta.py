@@ -45,6 +45,7 @@ def test_the_rule_is_that_of_transformers(shape):
     given = query, key, values.unflatten(1, (-1, value_dim)), rates, written
     arguments = case.arguments
     actual = gated_delta_rule_reference(**arguments)
+    assert_close(gated_delta_rule(**case.arguments), actual)
     for start, length, read, write in case.slots.spans:
         own = (each[None, start : start + length] for each in given)
         expected, state = torch_recurrent_gated_delta_rule(

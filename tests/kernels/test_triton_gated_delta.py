@@ -8,6 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
+from headrace.kernels import gated_delta
 from headrace.kernels.gated_delta.reference import (
     gated_delta_rule_reference,
     gated_rms_norm_reference,
@@ -41,6 +42,14 @@ def test_the_rule(lengths, shape, triton_dtype, device):
     given, expected = case.arguments, case.arguments
     assert_close(gated_delta_rule_triton(**given), gated_delta_rule_reference(**expected))
     assert_states(given["states"], expected["states"], case.states, case.slots, triton_dtype)
+
+
+def test_a_gpu_is_told_all(monkeypatch, device):
+    monkeypatch.setattr(gated_delta, "runs_triton", lambda _: True)
+    case = rule_case((1,), SHAPES["h2of4-odd"], torch.float32, device)
+    assert case.doubles_beta
+    output = gated_delta.gated_delta_rule(**case.arguments)
+    assert_close(output, gated_delta_rule_reference(**case.arguments))
 
 
 @pytest.mark.parametrize("kind", ["alike", "forgetful"])
