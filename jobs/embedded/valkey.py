@@ -26,8 +26,6 @@ START_SECONDS = 30.0
 # What a supervisor answers if nothing failed.
 READY, BUSY = "ready", "busy"
 _POLL_SECONDS = 0.02
-# A log of more is begun anew with the next server.
-_MAX_LOG_BYTES = 2**20
 # What a server answers to a ping, and what one that cannot write, as its disk is full, answers to all but reading.
 _PONG, _REFUSAL = b"+PONG", b"-MISCONF"
 # sun_path holds 108 bytes on Linux with the closing zero, 104 elsewhere.
@@ -213,7 +211,7 @@ def _start_supervisor(paths: ValkeyPaths) -> None:
     # -P: without it Python would look for our modules in the working directory first.
     command = [sys.executable, "-P", "-m", "headrace.jobs.embedded.supervisor", str(paths.folder)]
     with (
-        open(paths.log, "wb" if _is_long(paths.log) else "ab") as log,
+        open(paths.log, "ab") as log,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -228,10 +226,6 @@ def _start_supervisor(paths: ValkeyPaths) -> None:
         verdict = starter.stdout.readline().decode().strip() if readable else "the supervisor does not answer"
     if verdict not in (READY, BUSY):
         raise EmbeddedValkeyError(failure(paths, verdict or "the supervisor died"))
-
-
-def _is_long(log: Path) -> bool:
-    return log.exists() and log.stat().st_size > _MAX_LOG_BYTES
 
 
 def _lock(path: Path, operation: int, seconds: float) -> int:

@@ -269,18 +269,6 @@ def test_a_stale_socket_is_no_obstacle(tmp_path):
         assert redis.ping()
 
 
-def test_a_long_log_is_begun_anew(tmp_path):
-    (tmp_path / "valkey").mkdir(mode=0o700)
-    log = tmp_path / "valkey/valkey.log"
-    log.write_text("old\n" * 2**18 + "older\n")
-    with EmbeddedValkey(tmp_path):
-        pass
-    before = log.read_text()
-    assert "old" not in before
-    with EmbeddedValkey(tmp_path):
-        assert log.read_text().startswith(before)
-
-
 def append_only_file(data_dir: Path) -> Path:
     return next((data_dir / "valkey/appendonlydir").glob("*.incr.aof"))
 
