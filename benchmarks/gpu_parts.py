@@ -55,7 +55,7 @@ def parts_of(is_dry: bool) -> list[Part]:
     return [
         part(CORRECT, 20, _check, every),
         part("limits", 2, _limits, every),
-        part("attention", 4, _attention, (1, 2, 3)),
+        part("attention", 8, _attention, (1, 2, 3)),
         part("large", 35, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
         part("small", 20, lambda table, is_dry: _goals(table, is_dry).small(), (4, 5)),
         part("fp8", 40, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),

@@ -198,7 +198,7 @@ def test_a_weight_of_four_bits_is_unpacked_for_many_rows_alone(monkeypatch, devi
     assert_close(product(many), expected)
 
 
-def test_hopper_unpacks_in_four_bits_for_more_rows(monkeypatch):
+def test_hopper_unpacks_in_four_bits_for_more_rows(monkeypatch, device):
     """But not for float32, nor NVFP4, which it would unpack once more for each tile."""
     cpu, dtype = torch.device("cpu"), torch.float16
     weight, nvfp4 = int4_weight(40, 96, 32, cpu), nvfp4_weight(40, 96, cpu)
@@ -206,11 +206,13 @@ def test_hopper_unpacks_in_four_bits_for_more_rows(monkeypatch):
     assert [min_unpacked_rows(each, dtype) for each in (weight, mxfp4, nvfp4)] == [129] * 3
     monkeypatch.setattr(gpus, "_INTERPRETED_CAPABILITY", (9, 0))
     assert [min_unpacked_rows(each, dtype) for each in (weight, mxfp4, nvfp4)] == [257, 257, 129]
-    product, x = Int4Product(weight, None), normal(256, 96).to(dtype)
+    product = Int4Product(weight, None)
     assert [product.scratch_bytes(257, dtype), product.scratch_bytes(256, dtype)] == [40 * 96 * 2, 0]
     assert [product.scratch_bytes(129, torch.float32), product.scratch_bytes(128, torch.float32)] == [40 * 96 * 4, 0]
-    monkeypatch.setattr(triton_linear, "unpack_int4_kernel", None)
-    assert_close(product(x), int4_linear_reference(x, weight))
+    if gpus.is_hopper(device):
+        monkeypatch.setattr(triton_linear, "unpack_int4_kernel", None)
+    weight, x = int4_weight(40, 96, 32, device), normal(256, 96).to(device, dtype)
+    assert_close(Int4Product(weight, None)(x), int4_linear_reference(x, weight))
 
 
 @pytest.mark.parametrize(("inputs", "group_size"), [(64, 32), (72, 72), (200, 64)])
