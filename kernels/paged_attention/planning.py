@@ -1,8 +1,8 @@
 """A step's plan for the layers of one shape and window on the GPU: what is shared, and how the work is cut.
 
 Which shared prefixes are computed once for all who have them goes by what an H200 took for decodes with Llama-3-8B's
-heads (`benchmarks/gpu.py --only sharing`): 32 sequences that share 512 tokens ran at 0.94 of plain attention's speed,
-those that share 1,024 at 1.22 times it. With few sequences a prefix's keys stay in the second-level cache from one to
+heads (`benchmarks/gpu.py --only sharing`): 32 sequences that share 256 tokens ran at 0.99 of plain attention's speed,
+those that share 512 at 1.51 times it. With few sequences a prefix's keys stay in the second-level cache from one to
 the next, and three launches take longer than one, so it has to be longer before reading it once saves anything.
 """
 
@@ -13,7 +13,7 @@ from .prefix_groups import Gate
 from .prefix_levels import shared_spans
 
 # From so many sequences on (the first that applies), a shared prefix of so many tokens is worth an item of its own.
-MIN_SHARED_TOKENS = ((256, 192), (64, 384), (32, 640), (16, 1536), (8, 4096), (2, 8192))
+MIN_SHARED_TOKENS = ((256, 128), (64, 256), (32, 512), (16, 1024), (8, 2048), (2, 8192))
 
 
 def is_worth_sharing(num_sequences: int, num_tokens: int) -> bool:
