@@ -15,6 +15,7 @@ from .model_shape import (
     MoeConfig,
 )
 from .quantization_config import read_quantization
+from .scalars import few
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def _complete_quantization(folder: Path, raw: Raw) -> Path:
 
 
 def _require_objects(raw: Raw, within: str = "") -> None:
-    """Name a field that holds no others where readers look for some."""
+    """Name a field that holds no others where readers look for some, and a number of layers that cannot be meant."""
+    if "num_hidden_layers" in raw:
+        few(raw, "num_hidden_layers", within=within)
     for name in ("text_config", "vision_config", "rope_parameters", "rope_scaling"):
         if (found := raw.get(name)) is not None and not isinstance(found, dict):
             raise ModelError(f"{within}{name} must be a JSON object, not {shown(found)}")

@@ -8,6 +8,8 @@ from ..errors import ModelError, shown
 
 Object = Mapping[str, Any]
 
+_MOST = 10_000
+
 
 def whole(raw: Object, name: str, default: int | None = None, *, within: str = "") -> int:
     """A whole number; `default` counts where it is left out. `within`: where `raw` stands, for errors.
@@ -25,6 +27,14 @@ def positive(raw: Object, name: str, default: int | None = None, *, within: str 
     if (size := whole(raw, name, default, within=within)) < 1:
         raise ModelError(f"{within}{name} must be at least 1, not {size}")
     return size
+
+
+def few(raw: Object, name: str, *, within: str = "") -> int:
+    """How many there are of what is looked at one by one, such as layers: at least 1, and not so many that nobody could
+    wait for it, or memory hold it; see `whole`."""
+    if (number := positive(raw, name, within=within)) > _MOST:
+        raise ModelError(f"{within}{name} must be at most {_MOST:,}, not {number}")
+    return number
 
 
 def number(raw: Object, name: str, default: float | None = None, *, within: str = "") -> float:

@@ -397,6 +397,7 @@ def test_no_architecture_at_all(tmp_path):
         ({"head_dim": 7}, "7 of a head's 7 numbers would be rotated: head_dim and partial_rotary_factor must make"),
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, "12 of a head's 8 numbers would be"),
         ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be at least 1, not -1"),
+        ({"num_hidden_layers": 10**12}, "config.json: num_hidden_layers must be at most 10,000, not 1000000000000"),
         ({"vocab_size": 0}, "config.json: vocab_size must be at least 1, not 0"),
         ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
         (

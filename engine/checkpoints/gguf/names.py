@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..scalars import positive, whole
+from ..scalars import few, whole
 from . import gated_delta_net
 from .file import GgufModel, TensorInfo
 from .gated_delta_net import GatedDeltaNetTensors
@@ -212,7 +212,7 @@ class _Naming:
 
 def num_layers(metadata: dict[str, Any], architecture: str) -> int:
     """Without those that guess tokens ahead, which stand behind the others. Raises `KeyError` and `ModelError`."""
-    all_layers = positive(metadata, f"{architecture}.block_count")
+    all_layers = few(metadata, f"{architecture}.block_count")
     return all_layers - whole(metadata, f"{architecture}.nextn_predict_layers", 0)
 
 

@@ -70,6 +70,7 @@ def test_a_header_is_read_once_while_its_file_is_the_same(tmp_path):
         ({"general.architecture": (ARRAY, struct.pack("<IQ", UINT32, 0))}, r"unsupported general.architecture \[\]"),
         ({"phi3.attention.head_count": (UINT32, 0)}, "phi3.attention.head_count must be at least 1, not 0"),
         ({"phi3.block_count": (FLOAT32, float("inf"))}, "phi3.block_count must be a whole number, not inf"),
+        ({"phi3.block_count": (UINT32, 2**31)}, "phi3.block_count must be at most 10,000, not 2147483648"),
         ({"phi3.attention.head_count_kv": texts("x")}, r"phi3.attention.head_count_kv\[0\] must be a whole number, no"),
         ({"phi3.attention.key_length": (STRING, "x")}, "phi3.attention.key_length must be a whole number, not 'x'"),
         ({"phi3.rope.freq_base": (STRING, "x")}, "phi3.rope.freq_base must be a number, not 'x'"),
