@@ -1,7 +1,6 @@
 """Headrace: a self-hosted batch processor for LLM prompts."""
 
 from importlib import import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version("headrace")
+        from importlib.metadata import version
+
+        return version("headrace")
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name], __name__), name)

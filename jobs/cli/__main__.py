@@ -1,5 +1,5 @@
 """`python -m headrace.jobs.cli`: the command line without its launcher script."""
 
-from .app import main
+from . import main
 
 main()

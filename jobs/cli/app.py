@@ -4,14 +4,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from .imports import importing
 from .option_groups import GroupedCommand
-
-_INTERRUPTED = 130
 
 # Each in the module of its name, but for those of `_MODULES`. Only the one that is asked for is imported.
 _COMMANDS = (
@@ -84,14 +82,12 @@ def _options(
     """Set up what all commands share."""
 
 
-def main() -> None:
-    """The `headrace` command. Exit status: 0 done, 1 failed on the way, 2 refused before any work, 130 interrupted."""
+def run_command(arguments: Sequence[str]) -> NoReturn:
+    """Ends the process, with `main`'s exit status. Raises `KeyboardInterrupt`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    arguments = sys.argv[1:] or ["--help"]
+    arguments = arguments or ["--help"]
     try:
         sys.exit(command_line(arguments)(arguments, prog_name="headrace", standalone_mode=False))
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     except Exception as error:
         # Its module knows the errors of all libraries: it is imported once there is one.
         from .failures import as_failure

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from headrace.jobs.cli import main
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
 
@@ -53,3 +54,16 @@ def test_the_help_names_all_commands(arguments, headrace, tmp_path):
     assert result.status == 0
     for name in ("run", "jobs", "verify", "priority", "up", "keys", "tenants"):
         assert f"\n  {name} " in result.out
+
+
+def test_ctrl_c_while_it_still_imports_ends_it_without_a_traceback(monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, *_):
+            if name == "headrace.jobs.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "headrace.jobs.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
