@@ -9,6 +9,8 @@ import typer
 
 from ...storage.errors import StorageError
 from ...storage.ledger.records import JobState, Progress
+from ...storage.output.address import open_folder
+from ...storage.output.manifest import owner_of
 from ..client.client import Client, Job
 from ..client.display import JobDisplay, Pace, counted
 from ..results.stored_results import first_error, num_readable
@@ -42,6 +44,9 @@ def follow(
     """
     pace, progress = accompany(client, job, first, act)
     conclude(client, job, pace, progress, job.record.output_dir, gpu_hour_price)
+    if (owner := _owner_of_output(job)) not in (None, job.id):
+        typer.echo(f"replaced    by {owner}, whose data set the output is now (--overwrite)")
+        return 1
     if num_gone := _num_gone(client, job, progress):
         rows = counted(num_gone, "row")
         typer.echo(f"gone        {rows}: files were removed from the output meanwhile (--overwrite runs all again)")
@@ -67,6 +72,13 @@ def conclude(
         typer.echo(f"weights     {num_others + 1} kinds: workers had different files of the model, see the receipts")
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
+
+
+def _owner_of_output(job: Job) -> str | None:
+    """As far as that can be told now."""
+    with suppress(StorageError):
+        return owner_of(open_folder(job.record.output_dir))
+    return None
 
 
 def _num_gone(client: Client, job: Job, progress: Progress) -> int:

@@ -46,6 +46,18 @@ def test_a_job_shows_the_one_it_waits_for(
     assert f"0/3 rows  {ahead}\n" in capsys.readouterr().err
 
 
+def test_one_whose_data_set_was_overwritten_says_by_whom(
+    unserved: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": "It is late."}] * 3
+    old = unserved.submit(rows, MODEL, tmp_path / "out", prompt="{text}")
+    new = unserved.submit(rows[:2], MODEL, tmp_path / "out", prompt="{text}", mode="overwrite")
+    assert follow(unserved, old, old.progress(), lambda progress: None) == 1
+    shown = capsys.readouterr().out
+    assert f"{old.id} cancelled\n" in shown
+    assert f"\nreplaced    by {new.id}, whose data set the output is now (--overwrite)\n" in shown
+
+
 def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[..., None]) -> None:
     data_dir = tmp_path / "data"
     none = headrace(data_dir, "watch")
