@@ -48,8 +48,9 @@ def follow(
         typer.echo(f"replaced    by {owner}, whose data set the output is now (--overwrite)")
         return 1
     if num_gone := _num_gone(client, job, progress):
-        rows = counted(num_gone, "row")
-        typer.echo(f"gone        {rows}: files were removed from the output meanwhile (--overwrite runs all again)")
+        rows, completed = counted(num_gone, "row"), progress.state is JobState.COMPLETED
+        hint = "--resume makes them again" if completed else "--overwrite runs all again"
+        typer.echo(f"gone        {rows}: files were removed from the output meanwhile ({hint})")
     return 1 if num_gone else exit_status(progress)
 
 

@@ -3,15 +3,17 @@
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import typer
 
 from ...engine.config import EngineConfig
 from ...storage.errors import ManifestDamaged, UnknownJob
-from ...storage.ledger.records import Progress
+from ...storage.ledger.records import JobState, Progress
 from ...storage.output.address import open_folder
 from ...storage.output.manifest import OutputMode, read_manifest
 from ..client.client import Client, Job
+from ..client.display import counted
 from ..spec.schemas import JobSpec
 from ..workers.placement import place
 from .advice import sampling_advice
@@ -48,7 +50,7 @@ def run(
         try:
             known = _known(client, target)
             job = _submitted(client, asked, target)
-            first = known if known is not None and known.job_id == job.id else at_first(job)
+            first = _first(known, job)
             typer.echo(opening(job, first), err=True)
             with job.local_workers(worker_options(engine, watchdog)) as workers:
                 status = follow(client, job, first, lambda progress: workers.tick(progress.rows_done), gpu_hour_price)
@@ -83,6 +85,19 @@ def _known(client: Client, target: Target) -> Progress | None:
         if target.mode is OutputMode.RESUME and (manifest := read_manifest(folder)) is not None:
             return client.ledger.progress(manifest.job_id)
     return None
+
+
+def _first(known: Progress | None, job: Job) -> Progress:
+    """What this run begins with: what was done before, without rows whose files are gone, which are told of."""
+    if known is None or known.job_id != job.id:
+        return at_first(job)
+    # Of a job that had completed, whose rows a worker may have begun with already.
+    added = job.client.ledger.shards(job.id)[known.shards_total :] if known.state is JobState.COMPLETED else ()
+    if not added:
+        return known
+    num_gone = sum(shard.num_rows for shard in added)
+    typer.echo(f"{counted(num_gone, 'row')} whose files are gone: made again", err=True)
+    return replace(job.progress(), state=JobState.RUNNING, rows_done=known.rows_done - num_gone)
 
 
 def _submitted(client: Client, asked: JobAsked, target: Target) -> Job:

@@ -10,7 +10,7 @@ from celery import Celery
 
 from ...storage.errors import Argument, JobEnded, LedgerError, ManifestDamaged, OutputNotEmpty, StorageError, UnknownJob
 from ...storage.ledger.ledger import Ledger
-from ...storage.ledger.records import JobRecord, JobState, ShardState
+from ...storage.ledger.records import JobRecord, JobState
 from ...storage.output.address import is_same_folder, open_folder
 from ...storage.output.folder import OutputFolder
 from ...storage.output.held_file import abandoned_lock, held_lock
@@ -128,17 +128,9 @@ class OutputOwners:
         """Raises `JobMismatchError` when resuming would not complete the data set."""
         if job.state is JobState.CANCELLED:
             raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: pass ", _OVERWRITE)
-        shards = self.ledger.shards(job.id)
-        done = {shard.id for shard in shards if shard.state is ShardState.DONE}
-        folder = open_folder(job.output_dir)
-        names = [part.file_name for part in self.ledger.parts(job.id) if part.shard_id in done]
-        there = set(folder.find_parts(names))
-        if missing := [name for name in names if name not in there]:
-            problem = f"{folder}/{missing[0]} is gone and its rows were done"
-            raise JobMismatchError(problem, ": pass ", _OVERWRITE, " to run all again")
         if job.state.has_ended:
             # Who completed it may have been killed before all was tidy.
-            remove_strays(self.ledger, job.id, folder)
+            remove_strays(self.ledger, job.id, open_folder(job.output_dir))
             return
         # It may end at this moment.
         with suppress(JobEnded):

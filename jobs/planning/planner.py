@@ -12,6 +12,8 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...engine.checkpoints.hub import locate_model
@@ -25,7 +27,7 @@ from ...storage.ledger.records import NewShard
 from ...storage.readers import InputRow, InputSource
 from ...storage.readers.json_lines import NO_OBJECT, NOT_JSON
 from ...storage.rows.columns import REASONING_NAMES, SchemaUnifier
-from ...storage.rows.external_sort import ExternalSorter
+from ...storage.rows.external_sort import ExternalSorter, Item
 from ...storage.rows.planned_rows import planned_rows
 from ...storage.rows.spool import PlannedRow
 from ..calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
@@ -36,7 +38,7 @@ from ..spec.tool_choice import is_forced
 from .custom_ids import CustomIds, Repeats
 from .planning_process import Recipe
 from .rendering import PromptRenderer
-from .rows_planner import RowsPlanner
+from .rows_planner import RowsPlanner, row_number
 from .shard_cutter import PrefixSharing, ShardCutter, shard_rows_of
 from .side_by_side import SideBySide
 from .work import WriteShard
@@ -84,16 +86,24 @@ class Plan:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
+    def spool_some(self, folder: Path, are_wanted: npt.NDArray[np.bool_], first: int) -> list[NewShard]:
+        """Write shards of some rows, [num_rows], beside what is in `folder`; they are numbered from `first` on.
+
+        What is there of them when it fails is written over when it is tried again. Raises `StorageError`, `OSError`.
+        """
+        wanted = (item for item in self._sorted_rows if are_wanted[row_number(item)])
+        return [spooled.shard for spooled in self._side_by_side.results(self._writes(folder, wanted, first))]
+
     def _spooled(self, folder: Path) -> Iterator[NewShard]:
         with planned_rows(folder) as planned:
-            for spooled in self._side_by_side.results(self._writes(folder)):
+            for spooled in self._side_by_side.results(self._writes(folder, self._sorted_rows)):
                 planned.add(spooled.shard.number, spooled.rows)
                 yield spooled.shard
 
-    def _writes(self, folder: Path) -> Iterator[WriteShard]:
-        for number, items in enumerate(self._cutter.cut(self._sorted_rows)):
+    def _writes(self, folder: Path, items: Iterable[Item], first: int = 0) -> Iterator[WriteShard]:
+        for number, together in enumerate(self._cutter.cut(items), first):
             path = folder / f"shard-{number:05d}.parquet"
-            yield WriteShard(number, path, items, self._repeats.of(items), self.schema)
+            yield WriteShard(number, path, together, self._repeats.of(together), self.schema)
 
     @property
     def sharing(self) -> PrefixSharing:

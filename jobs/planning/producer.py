@@ -13,12 +13,13 @@ from ...engine.errors import shown
 from ...storage.errors import Argument, InputError, LedgerError, SinkError
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
-from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, shard_id_of
 from ...storage.output.address import has_file
 from ...storage.output.folder import OutputFolder
 from ...storage.output.manifest import (
     Manifest,
     OutputMode,
+    complete_manifest,
     expect_owner,
     expect_removable,
     owner_of,
@@ -28,12 +29,15 @@ from ...storage.output.manifest import (
 )
 from ...storage.output.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.readers import InputSource, is_unicode
+from ...storage.rows.planned_rows import plan_anew
 from ...storage.rows.spool import carried_fields
 from ..broker.celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.part_schema import part_schema
 from ..spec.row_images import images_fingerprint
 from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
+from .lost_rows import LostRows
 from .output_owners import OutputOwners, difference
 from .planner import Plan, Planner, make_planner
 from .rendering import PromptRenderer
@@ -107,7 +111,8 @@ class Producer:
         job_id: str | None = None,
         terms: Terms = NO_TERMS,
     ) -> JobRecord:
-        """Submit a job that writes into `output`, or take up the one that does already (`OutputMode.RESUME`).
+        """Submit a job that writes into `output`, or take up the one that does already (`OutputMode.RESUME`), rows of
+        which whose files were removed since are made again.
 
         `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`). `terms` are a new
         job's; one that has their `idempotency_key` is returned as it is.
@@ -132,7 +137,8 @@ class Producer:
             with planned as plan:
                 expect_owner(output, owner)
                 return self._submit(nullcontext(plan), fingerprint, spec, output, mode, job_id, terms)
-        return self._submit(planned, fingerprint, spec, output, mode, job_id, terms)
+        job = self._submit(planned, fingerprint, spec, output, mode, job_id, terms)
+        return self._made_whole(job, source, output) if mode is OutputMode.RESUME else job
 
     def _submit(
         self,
@@ -163,6 +169,31 @@ class Producer:
                 # What only reading the input to its end can tell, its columns or its tokens.
                 taken.give_back()
                 raise
+
+    def _made_whole(self, job: JobRecord, source: InputSource, output: OutputFolder) -> JobRecord:
+        """A job; one that has completed runs again for the rows whose files are gone. Raises as `submit`."""
+        if job.state is not JobState.COMPLETED:
+            return job
+        # Nobody else does the same meanwhile: rows would be there twice.
+        with self._owners.submitting(job.id, output):
+            if (lost := LostRows.of(self.ledger, job)) is not None:
+                self._make_again(job, lost, source, output)
+        return self.ledger.job(job.id)
+
+    def _make_again(self, job: JobRecord, lost: LostRows, source: InputSource, output: OutputFolder) -> None:
+        if not source.has_fixed_rows:
+            problem = f"{output}/{lost.parts[0].file_name} is gone, and input {source.name} may have other rows by now"
+            raise JobMismatchError(problem, ": pass ", OutputMode.OVERWRITE.argument, " to run all again")
+        # With prompts as they were, whatever the time is that a template asks for.
+        planner = make_planner(read_stored(JobSpec, job.spec), self.shard_rows, sort_folder=self.jobs_folder)
+        with planner.plan(source, num_workers=self.num_to_share(job.queue)) as plan:
+            spool = self.jobs_folder / job.id
+            shards = plan.spool_some(spool, lost.are_lost, first=len(self.ledger.shards(job.id)))
+        plan_anew(spool, job.num_rows, {shard.number: Path(shard.spool_path) for shard in shards})
+        # First, as a retry does.
+        complete_manifest(output, Manifest(job.id, job.fingerprint), dict)
+        if self.ledger.retry_job(job.id, shards, lost.parts):
+            ring_for_shards(self.app, job.queue, [shard_id_of(job.id, shard.number) for shard in shards])
 
     def discard_abandoned(self) -> None:
         """Remove what submitters that were killed have left; for once in a while."""

@@ -33,11 +33,17 @@ class PlannedShards:
 
     def of_parts(self, names: Iterable[str]) -> list[int]:
         """Whose rows these parts have: for rows that were tried again, those of the first. Raises `LedgerError`."""
+        # Of a retry that has been deleted meanwhile nothing is known.
+        return [shard if shard < self.num_shards else 0 for shard in self._first_shards(names)]
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Whether these parts' shards were there then: some are added for rows that got lost. Raises `LedgerError`."""
+        return all(shard < self.num_shards for shard in self._first_shards(names))
+
+    def _first_shards(self, names: Iterable[str]) -> list[int]:
         if not self.is_known:
             return [0 for _ in names]
         numbers = list(map(shard_number_of, names))
         if not self._retries.keys() >= {number for number in numbers if number >= self.num_shards}:
             self._retries = self.ledger.retries(self.job_id)
-        shards = (self._retries.get(number, number) for number in numbers)
-        # Of a retry that has been deleted meanwhile nothing is known.
-        return [shard if shard < self.num_shards else 0 for shard in shards]
+        return [self._retries.get(number, number) for number in numbers]

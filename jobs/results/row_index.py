@@ -104,23 +104,34 @@ class RowIndex:
         """Know which parts there are."""
         if self._completed_at is not None and self._completed_at == job.finished_at and not self._gone:
             return
-        if self._planned is None:
-            self._planned, of_rows = PlannedShards.of(ledger, job)
-            self._places = np.invert(of_rows, out=of_rows)
         # In this order: a job that had completed before has all its parts.
-        self._take_in(self._planned, folder, ledger.part_names(job.id))
+        names = ledger.part_names(job.id)
+        if self._planned is None or not self._planned.knows(self._new(names)):
+            self._planned = self._begin(ledger, job)
+        self._take_in(self._planned, folder, names)
         self._completed_at = job.finished_at if job.state is JobState.COMPLETED else None
+
+    def _begin(self, ledger: Ledger, job: JobRecord) -> PlannedShards:
+        """As if no part had been read."""
+        planned, of_rows = PlannedShards.of(ledger, job)
+        self._places = np.invert(of_rows, out=of_rows)
+        self._names, self._unread, self._gone = {}, {}, {}
+        self._shards_of_parts = [0]
+        return planned
 
     def _take_in(self, planned: PlannedShards, folder: OutputFolder, names: Sequence[str]) -> None:
         committed = set(names)
         self._names = {part: name for part, name in self._names.items() if name in committed}
         self._unread = {name: shard for name, shard in self._unread.items() if name in committed}
         self._gone = {name: shard for name, shard in self._gone.items() if name in committed}
-        known = {*self._names.values(), *self._unread, *self._gone}
-        new = [name for name in names if name not in known]
+        new = self._new(names)
         # One look for all of them: they may be thousands.
         self._unread |= {name: self._gone.pop(name) for name in folder.find_parts(sorted(self._gone))}
         self._unread |= zip(new, planned.of_parts(new), strict=True)
+
+    def _new(self, names: Sequence[str]) -> list[str]:
+        known = {*self._names.values(), *self._unread, *self._gone}
+        return [name for name in names if name not in known]
 
     def _find(self, folder: OutputFolder, start: int, count: int) -> npt.NDArray[np.int64]:
         """The first rows from `start` on that a known part has, after reading those that might have them."""

@@ -48,15 +48,18 @@ def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShar
 
 
 def unretriable_rows(spooled: pa.Table, folder: OutputFolder, parts: Collection[PartRecord]) -> frozenset[int]:
-    """The rows of a spooled shard that these parts answer, or that cannot be asked. Raises StorageError."""
+    """The rows of a spooled shard that failed in none of these parts, or that cannot be asked. Raises StorageError.
+
+    Those that are in none of them are in parts of other shards, or will be: their files were lost (`LostRows`).
+    """
     refused = spooled.filter(spooled["plan_error"].is_valid())["row"].to_pylist()
-    answered = [row for part in parts for row in _answered_rows(folder, part)]
-    return frozenset((*refused, *answered))
+    failed = {row for part in parts if part.num_failed for row in _failed_rows(folder, part)}
+    return frozenset(spooled["row"].to_pylist()) - failed.difference(refused)
 
 
-def _answered_rows(folder: OutputFolder, part: PartRecord) -> list[int]:
+def _failed_rows(folder: OutputFolder, part: PartRecord) -> list[int]:
     table = read_part(folder, part, ["row", "error"])
-    rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
+    rows: list[int] = table.filter(table["error"].is_valid())["row"].to_pylist()
     return rows
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Select, Update, bindparam, delete, func, insert, or_, select, update
 
 from ..database import Database
 from ..errors import JobEnded
@@ -180,8 +180,11 @@ class Ledger:
         """Have a job's shards taken before those of jobs with a lower priority. Raises UnknownJob, JobEnded."""
         _refuse_ended(job_id, self._change_state(job_id, OPEN, priority=priority))
 
-    def retry_job(self, job_id: str, new_shards: Sequence[NewShard]) -> bool:
-        """Make a completed job run again with these shards added, without its deadline; returns whether it was one."""
+    def retry_job(self, job_id: str, new_shards: Sequence[NewShard], lost: Sequence[PartRecord] = ()) -> bool:
+        """Make a completed job run again with these shards added, without its deadline; returns whether it was one.
+
+        `lost`: parts of it whose files are gone, which are forgotten: the shards have their rows.
+        """
         again = update(jobs).where(jobs.c.id == job_id, jobs.c.state == JobState.COMPLETED)
         with self.database.write() as connection:
             running = again.values(state=JobState.RUNNING, finished_at=None, deadline_at=None, tidy_at=None)
@@ -189,6 +192,9 @@ class Ledger:
                 return False
             _insert_shards(connection, job_id, new_shards)
             reopen_webhooks(connection, job_id)
+            if lost:
+                of_job = delete(parts).where(parts.c.job_id == job_id, parts.c.id == bindparam("lost"))
+                connection.execute(of_job, [{"lost": part.id} for part in lost])
         return True
 
     def delete_job(self, job_id: str) -> None:

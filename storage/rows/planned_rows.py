@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import StorageError
-from ..files import sync_folder
+from ..files import sync_folder, write_parquet
+from .spool import read_shard
 
 # Beside the spooled shards; it stays when these have gone.
 PLANNED_ROWS = "planned-rows.parquet"
@@ -101,3 +102,16 @@ def read_planned_shards(folder: Path, num_rows: int) -> npt.NDArray[np.int32] | 
     except (OSError, pa.ArrowException, IndexError, KeyError):
         return None
     return None if found.min(initial=0) < 0 else found
+
+
+def plan_anew(folder: Path, num_rows: int, shards: Mapping[int, Path]) -> None:
+    """Have the rows that are spooled in these files be those shards', by number, and no longer others'.
+
+    Where it was not written down whose rows are whose, it is not then either. Raises StorageError.
+    """
+    if (of_rows := read_planned_shards(folder, num_rows)) is None:
+        return
+    for number, path in shards.items():
+        of_rows[read_shard(path)["row"].to_numpy()] = number
+    table = pa.table([np.arange(num_rows), of_rows], schema=_SCHEMA)
+    write_parquet(folder / PLANNED_ROWS, table)

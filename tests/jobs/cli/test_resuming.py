@@ -80,16 +80,23 @@ def test_parts_of_another_ledger_are_not_resumed(served, headrace, few, tmp_path
     assert_refused(headrace(tmp_path / "other", *arguments, "--resume"), "another ledger", "HEADRACE_DATA_DIR")
 
 
-def test_a_part_deleted_after_the_end_is_told(served, headrace, few, tmp_path):
-    arguments = label_arguments(few, tmp_path / "out")
+def test_a_part_deleted_after_the_end_is_told_and_its_rows_are_made_again(served, headrace, few, tmp_path):
+    out = tmp_path / "out"
+    arguments = label_arguments(few, out)
     assert headrace(served, *arguments).status == 0
-    part = next((tmp_path / "out").glob("*.parquet"))
+    before = results(out)
+    part = next(out.glob("*.parquet"))
     num_rows = pq.read_metadata(part).num_rows
     part.unlink()
-    watched = headrace(served, "watch", tmp_path / "out")
+    watched = headrace(served, "watch", out)
     assert watched.status == 1
+    rows = counted(num_rows, "row")
     assert watched.out.endswith(
-        f"gone        {counted(num_rows, 'row')}: files were removed from the output meanwhile "
-        "(--overwrite runs all again)\n"
+        f"gone        {rows}: files were removed from the output meanwhile (--resume makes them again)\n"
     )
-    assert_refused(headrace(served, *arguments, "--resume"), "is gone", "--overwrite")
+    resumed = headrace(served, *arguments, "--resume")
+    assert resumed.status == 0
+    assert f"{rows} whose files are gone: made again\n" in resumed.err
+    assert f"12 of 12: {num_rows} generated, {12 - num_rows} kept from before, 0 failed" in resumed.out
+    assert results(out).select(["row", "label"]).equals(before.select(["row", "label"]))
+    assert "12 of 12: 0 generated, 12 kept from before" in headrace(served, *arguments, "--resume").out

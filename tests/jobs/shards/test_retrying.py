@@ -15,19 +15,21 @@ from headrace.engine.request import Request
 from headrace.jobs.client.verbs import retry_job
 from headrace.jobs.errors import NotRetriable
 from headrace.jobs.hosting.outcomes import Outcome, Refusal
+from headrace.jobs.planning.lost_rows import LostRows
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.ledger.leases import Leases
-from headrace.storage.ledger.records import JobState
+from headrace.storage.ledger.records import JobState, NewShard
+from headrace.storage.output.address import open_folder
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.manifest import Manifest, complete_manifest, read_manifest, read_report, write_manifest
 from headrace.storage.output.remote_folder import RemoteFolder
-from headrace.storage.rows.spool import PlannedRow
+from headrace.storage.rows.spool import PlannedRow, write_shard
 
 from ...storage.ledger.claiming import take_shard
 from ..attempts import in_store
-from ..shop import JOB, OVER, SHARD, Shop
+from ..shop import JOB, NO_TYPES, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
 REFUSED = PlannedRow(3, "3", {}, None, "prompt is empty")
@@ -121,6 +123,30 @@ def test_only_failed_rows_are_tried_again_and_their_errors_go(shop):
         path.name for path in shop.output.glob("*.parquet")
     )
     assert not list(shop.output.glob(".part*"))
+
+
+def test_rows_that_got_lost_and_are_made_again_elsewhere_are_not_tried_again(shop):
+    fail_rows(shop, 0, 2)
+    retry_job(shop.ledger, JOB)
+    with refused("out of luck", 2):
+        shop.shard_runner().run(RETRY)
+    [others] = shop.ledger.parts(JOB, 0)
+    open_folder(shop.ledger.job(JOB).output_dir).withdraw(others.file_name)
+    lost = LostRows.of(shop.ledger, shop.ledger.job(JOB))
+    assert lost is not None
+    assert (lost.parts, lost.are_lost.nonzero()[0].tolist()) == ([others], [1, 3, 4])
+    path = shop.folder / "jobs" / JOB / "again.parquet"
+    write_shard(path, [ROWS[row] for row in (1, 3, 4)], NO_TYPES)
+    assert shop.ledger.retry_job(JOB, [NewShard(2, 3, str(path))], lost.parts)
+    assert shop.ledger.progress(JOB).rows_done == 2
+    shop.shard_runner().run(f"{JOB}/00002")
+    assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    started = shop.runner.num_sequences_started
+    assert retry_job(shop.ledger, JOB) == [f"{JOB}/00003"]
+    shop.shard_runner().run(f"{JOB}/00003")
+    assert shop.runner.num_sequences_started == started + 1
+    assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    assert failed(shop) == [REFUSED.row]
 
 
 def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):

@@ -4,11 +4,13 @@ import random
 from array import array
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.storage.errors import StorageError
 from headrace.storage.rows import planned_rows as module
-from headrace.storage.rows.planned_rows import PLANNED_ROWS, planned_rows, read_planned_shards
+from headrace.storage.rows.planned_rows import PLANNED_ROWS, plan_anew, planned_rows, read_planned_shards
+from headrace.storage.rows.spool import PlannedRow, write_shard
 
 NUM_SHARDS, SHARD_ROWS = 70, 3
 NUM_ROWS = NUM_SHARDS * SHARD_ROWS
@@ -63,3 +65,20 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 def test_what_goes_wrong_elsewhere_meanwhile_is_not_its_fault(tmp_path: Path) -> None:
     with pytest.raises(ConnectionResetError), planned_rows(tmp_path):
         raise ConnectionResetError("the input's server")
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["many shards", "few shards"])
+def test_rows_that_were_planned_anew_are_the_later_shards(tmp_path: Path, is_written: bool) -> None:
+    of_rows = write(tmp_path, NUM_SHARDS if is_written else 64)
+    schema = pa.schema([("text", pa.string())])
+    for number, rows in ((NUM_SHARDS, [5, 2]), (NUM_SHARDS + 1, [100])):
+        planned = [PlannedRow(row, str(row), {"text": "a"}, [1], None) for row in rows]
+        write_shard(tmp_path / f"{number}.parquet", planned, schema)
+    plan_anew(tmp_path, NUM_ROWS, {number: tmp_path / f"{number}.parquet" for number in (NUM_SHARDS, NUM_SHARDS + 1)})
+    found = read_planned_shards(tmp_path, NUM_ROWS)
+    if is_written:
+        assert found is not None
+        of_rows[5], of_rows[2], of_rows[100] = NUM_SHARDS, NUM_SHARDS, NUM_SHARDS + 1
+        assert found.tolist() == of_rows
+    else:
+        assert found is None
