@@ -95,7 +95,8 @@ def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None
     """Exit with status 1 where the data set has fewer rows than were committed: its files were removed."""
     if num_rows < progress.rows_done:
         gone = counted(progress.rows_done - num_rows, "row")
-        typer.echo(f"headrace: {gone} of {progress.rows_done:,} can no longer be read in {job.output_dir}", err=True)
+        problem = f"{gone} of {progress.rows_done:,} can no longer be read in {job.output_dir}"
+        typer.echo(f"headrace: {problem}: run --resume makes them again", err=True)
         raise typer.Exit(1)
 
 

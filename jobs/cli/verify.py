@@ -133,7 +133,8 @@ def _summary(done: Verification) -> Iterator[str]:
     else:
         yield f"{counted(total, 'row')} made again: all equal"
     if done.num_missing:
-        yield f"{done.num_missing:,} of {counted(done.receipt.num_rows or 0, 'row')} are gone: their files were removed"
+        rows = f"{done.num_missing:,} of {counted(done.receipt.num_rows or 0, 'row')}"
+        yield f"{rows} are gone: their files were removed (run --resume makes them again)"
 
 
 def _as_json(done: Verification, seed: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class PartGroups:
 
     def _damaged(self, part: str, error: Exception) -> PartDamaged:
         why = " ".join(str(error).split())
-        advice = f"remove it to read the others ({why})" if self.may_miss else why
+        advice = f"remove it to read the others, and run --resume for its rows ({why})" if self.may_miss else why
         return PartDamaged(f"{part} cannot be read: {advice}")
 
     def _read(

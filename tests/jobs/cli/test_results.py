@@ -40,7 +40,8 @@ def test_what_json_cannot_say_is_null(served, headrace, tmp_path):
         part.unlink()
     gone = headrace(served, "results", job)
     assert (gone.status, gone.out) == (1, "")
-    assert gone.err == f"headrace: 3 rows of 3 can no longer be read in {tmp_path / 'out'}\n"
+    problem = f"3 rows of 3 can no longer be read in {tmp_path / 'out'}"
+    assert gone.err == f"headrace: {problem}: run --resume makes them again\n"
 
 
 def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> 
     ledger.close()
     (out.path / "part-00000-01-000.parquet").unlink()
     gone = headrace(data, "results", "job_1")
-    assert gone.err == f"headrace: 1 row of 2 can no longer be read in {out}\n"
+    assert gone.err == f"headrace: 1 row of 2 can no longer be read in {out}: run --resume makes them again\n"
     assert (gone.status, [json.loads(line)["row"] for line in gone.out.splitlines()]) == (1, [1])
 
 
