@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_workloads import EngineGoals
 
 CORRECT = "correct"
-PROFILES = ("profile-small", "profile-large", "profile-fp8")
+PROFILES = ("profile-small", "profile-prompts", "profile-large", "profile-fp8")
 TILES = "tiles"
 MIXED = "mixed"
 HOST = "host"

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -72,17 +72,31 @@ class StepProfile:
     @classmethod
     def of(cls, llm: LLM, prompts: list[list[int]], steps: int) -> "StepProfile":
         """Raises `ProfilerError`."""
-        is_gpu = torch.cuda.is_available()
+        fill(llm.engine, prompts, steps)
+        return cls._of_steps(llm.engine, repeat(None, steps))
+
+    @classmethod
+    def of_prompts(cls, llm: LLM, prompts: list[list[int]], max_tokens: int) -> "StepProfile":
+        """Steps that take in prompts, from the second on, beside those that decode then. Raises `ProfilerError`."""
+        add(llm.engine, prompts, max_tokens)
+        llm.engine.step()
+        # One at least: a dry run's few are all taken in by now.
+        more = iter(lambda: llm.engine.stats.num_waiting > 0, False)
+        return cls._of_steps(llm.engine, chain((True,), more))
+
+    @classmethod
+    def _of_steps(cls, engine: Engine, steps: Iterable[object]) -> "StepProfile":
+        is_gpu, num_steps = torch.cuda.is_available(), 0
         # After CUPTI's end, which some releases of torch bring about, CUDA graphs were seen to crash.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        fill(llm.engine, prompts, steps)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
         with profile(activities=[activity]) as profiled:
-            for _ in range(steps):
-                llm.engine.step()
-        drain(llm.engine)
+            for _ in steps:
+                engine.step()
+                num_steps += 1
+        drain(engine)
         events: Iterable[Any] = profiled.events() or ()
-        return cls.from_events(events, kind, steps)
+        return cls.from_events(events, kind, num_steps)
 
     @classmethod
     def from_events(cls, events: Iterable[Any], kind: DeviceType, steps: int) -> "StepProfile":
@@ -151,14 +165,16 @@ def idle_share(intervals: list[tuple[float, float]], least: float) -> float:
     return idle / (reached - ordered[0][0])
 
 
-def fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
-    """Begin to answer the prompts; in so many of the steps that follow, all decode.
-
-    Answers are told when they end, as jobs and `LLM.generate` have it.
-    """
-    params = SamplingParams(temperature=0, max_tokens=steps + SPARE_TOKENS, ignore_eos=True)
+def add(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+    """Answers are told when they end, as jobs and `LLM.generate` have it."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     for prompt in prompts:
         engine.add(Request(f"step-{next(_ids)}", prompt, params, output_kind=RequestOutputKind.FINAL_ONLY))
+
+
+def fill(engine: Engine, prompts: list[list[int]], steps: int) -> None:
+    """Begin to answer the prompts; in so many of the steps that follow, all decode."""
+    add(engine, prompts, steps + SPARE_TOKENS)
     num_new = 0
     while num_new < len(prompts):
         assert engine.has_work, "answers end before all have begun: raise SPARE_TOKENS"

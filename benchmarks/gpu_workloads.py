@@ -92,14 +92,27 @@ class EngineGoals:
             self._compare(name, kind)
 
     def profile(self, model: str) -> None:
-        """What the kernels of a decode step of the shared workload take: `small`, `large` or `fp8`."""
+        """What the kernels of a decode step of the shared workload take: `small`, `large` or `fp8`; or of the small
+        model's labels those of the steps with prompts: `prompts`.
+        """
         sizes = self._sizes
+        if model == "prompts":
+            self._profile_prompts()
+            return
         decodes = self._decodes(sizes.small if model == "small" else sizes.large)
         is_fp8 = model == "fp8"
         llm = self._load_fp8(decodes) if is_fp8 else load_for(getattr(sizes, model), self._device, [decodes])
         # Compiles kernels and captures graphs.
         step_times(llm, decodes.with_other_tokens().prompts, 4)
         self._table.add(*self._steps(model, llm, decodes, is_goal=False).lines())
+
+    def _profile_prompts(self) -> None:
+        work = Workload.shared(self._sizes.small, *self._sizes.labels)
+        llm = load_for(self._sizes.small, self._device, [work])
+        for tokens in (work.with_other_tokens(), work):
+            profiled = StepProfile.of_prompts(llm, tokens.prompts, tokens.max_tokens[0])
+        # The first time kernels are compiled and graphs captured.
+        self._table.add(*profiled.lines())
 
     def _decodes(self, model: str) -> Workload:
         """The shared workload with tokens out for all steps that are looked at."""
