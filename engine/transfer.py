@@ -20,6 +20,12 @@ def to_device(values: ArrayLike, device: torch.device, dtype: type = numpy.int64
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def all_to_device(parts: Sequence[ArrayLike], device: torch.device) -> Sequence[Tensor]:
+    """Several lists of whole numbers, [n] int64 each there, with one copy."""
+    arrays = [numpy.asarray(part, dtype=numpy.int64) for part in parts]
+    return torch.split(to_device(numpy.concatenate(arrays), device), [len(array) for array in arrays])
+
+
 class Readback:
     """Tensors on their way to the host."""
 

@@ -20,7 +20,7 @@ from ..sampling.prompt_reader import PromptReader
 from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduled_sequence import ScheduledSequence
 from ..scheduling.sequence import Sequence
-from ..transfer import to_device
+from ..transfer import all_to_device, to_device
 from ..vision.encoder import ImageTokens
 
 Ints = NDArray[numpy.int64]
@@ -80,12 +80,14 @@ class Batch:
             device=device,
         )
         prompt_reader = PromptReader.of(scheduled)
+        here = gathered.token_ids, layout.last(num_wanted), gathered.unread, gathered.unread_rows
+        token_ids, last_token_index, unread, unread_rows = all_to_device(here, device)
         return cls(
-            token_ids=gathered.filled(device, sampled),
+            token_ids=gathered.filled(token_ids, unread, unread_rows, sampled),
             # Slots first: kernels like an aligned beginning.
             places=numpy.stack((slots, layout.positions)),
             attention=attention,
-            last_token_index=to_device(layout.last(num_wanted), device),
+            last_token_index=last_token_index,
             prompt_reader=prompt_reader,
             last_tokens=_last_tokens(attention, layout, num_wanted) if prompt_reader is None else None,
             states=_state_slots([item.sequence for item in scheduled], gathered.lens, device),
@@ -220,19 +222,18 @@ class _Gathered:
             num_wanted.append(reaches_end + len(draft))
         return cls(token_ids, unread, unread_rows, blocks, starts, lens, num_blocks, num_wanted)
 
-    def filled(self, device: torch.device, sampled: SampledTokens | None) -> Tensor:
-        """The tokens on the device, those of the step in flight among them."""
-        token_ids = to_device(self.token_ids, device)
+    def filled(self, token_ids: Tensor, unread: Tensor, unread_rows: Tensor, sampled: SampledTokens | None) -> Tensor:
+        """The tokens, those of the step in flight among them. The first three: ours, on the device."""
         if sampled is None or not self.unread:
             return token_ids
         if self.unread_rows != list(range(len(sampled.tokens))):
-            tokens = sampled.tokens.index_select(0, to_device(self.unread_rows, device))
+            tokens = sampled.tokens.index_select(0, unread_rows)
         else:
             tokens = sampled.tokens
         # Mostly every sequence of the step goes on by its token.
         if len(self.unread) == len(token_ids):
             return tokens
-        return token_ids.index_copy_(0, to_device(self.unread, device), tokens)
+        return token_ids.index_copy_(0, unread, tokens)
 
 
 @dataclass(frozen=True)
