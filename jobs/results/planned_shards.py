@@ -20,8 +20,9 @@ class PlannedShards:
     job_id: str
     is_known: bool
     num_shards: int
-    # The shards that try others' rows again, and those others.
+    # The shards that try others' rows again, and those others, as of when the newest of `_met` was met.
     _retries: dict[int, int] = field(default_factory=dict)
+    _met: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, ledger: Ledger, job: JobRecord) -> tuple["PlannedShards", npt.NDArray[np.int32]]:
@@ -44,6 +45,8 @@ class PlannedShards:
         if not self.is_known:
             return [0 for _ in names]
         numbers = list(map(shard_number_of, names))
-        if not self._retries.keys() >= {number for number in numbers if number >= self.num_shards}:
+        # Whatever their numbers are: shards of rows that got lost may follow, and be planned.
+        if not self._met.issuperset(numbers):
             self._retries = self.ledger.retries(self.job_id)
+            self._met.update(numbers)
         return [self._retries.get(number, number) for number in numbers]

@@ -2,7 +2,7 @@
 
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from headrace.storage.ledger.ledger import Ledger
 from headrace.storage.ledger.records import Claim, JobRecord, NewJob, NewPart, NewShard, PartRecord, Replacement
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.parts import part_summary
-from headrace.storage.rows.planned_rows import PLANNED_ROWS, planned_rows
+from headrace.storage.rows.planned_rows import PLANNED_ROWS, plan_anew, planned_rows
+from headrace.storage.rows.spool import PlannedRow, write_shard
 
 NUM_ROWS, NUM_PARTS, NUM_SHARDS = 300, 20, 5
 SHARD_ROWS = NUM_ROWS // NUM_SHARDS
@@ -207,6 +208,37 @@ def test_rows_that_another_shard_tries_again_are_those_of_the_first(job: Running
         assert pages(pages_of, job, 50) == list(range(NUM_ROWS))
         found = pages_of.first_rows(job.ledger, job.record, 1, min(again) - 1)
         assert found.table["output"].to_pylist() == [f"again {min(again)}"]
+
+
+def test_a_retry_is_found_too_where_lost_rows_were_planned_after_it(job: RunningJob) -> None:
+    for _ in range(NUM_PARTS):
+        job.commit()
+    job.complete()
+    spool = job.ledger.spool_folder("job_1")
+    assert spool is not None
+    index = RowIndex()
+    old, lost = job.parts[2], job.parts[5]
+    rows, path = job.rows_of(lost), spool / "again.parquet"
+    write_shard(path, [PlannedRow(row, str(row), {}, [1], None) for row in rows], pa.schema([]))
+
+    def take(new: NewShard, lost: Sequence[PartRecord] = ()) -> None:
+        assert job.ledger.retry_job("job_1", [new], lost)
+        claim = job.ledger.leases.claim_next("bulk", "worker", 3600)
+        assert claim is not None
+        job.claim = claim
+
+    take(NewShard(NUM_SHARDS, 2, str(spool / "0.parquet"), retry_of=int(old.file_name.split("-")[1])))
+    job.retry(old, NUM_SHARDS)
+    job.complete()
+    job.folder.withdraw(lost.file_name)
+    assert pages(index, job, 50) == sorted({*range(NUM_ROWS)} - {*rows})
+    plan_anew(spool, NUM_ROWS, {NUM_SHARDS + 1: path})
+    take(NewShard(NUM_SHARDS + 1, len(rows), str(path)), [lost])
+    part = job.written(rows, shard=NUM_SHARDS + 1)
+    job.ledger.leases.commit_part(job.claim, part)
+    job.folder.publish(part.file_name)
+    for pages_of in (index, RowIndex()):
+        assert pages(pages_of, job, 50) == list(range(NUM_ROWS))
 
 
 def test_a_part_that_was_removed_by_hand_is_left_out(job: RunningJob) -> None:
