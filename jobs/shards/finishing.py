@@ -14,6 +14,7 @@ from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import JobRecord, JobState, ShardState
 from ...storage.output.address import open_folder
 from ...storage.output.folder import OutputFolder
+from ...storage.output.held_file import is_held
 from ...storage.output.manifest import Manifest, belongs_to_another, complete_manifest
 from ...storage.output.parts import parts_of
 from ...storage.rows.planned_rows import PLANNED_ROWS
@@ -136,8 +137,16 @@ def remove_strays(ledger: Ledger, job_id: str, folder: OutputFolder) -> None:
 
 
 def remove_spool(ledger: Ledger, job: JobRecord) -> None:
-    """Remove the spooled shards of a completed job, but for those with rows that can be tried again."""
+    """Remove the spooled shards of a completed job, but for those with rows that can be tried again.
+
+    Nothing where it runs again. Raises StorageError, also while rows that got lost are spooled.
+    """
     spooled = {Path(shard.spool_path) for shard in ledger.shards(job.id)}
+    # In this order: shards that were added since are not among these.
+    if any(is_held(lock_of(folder)) for folder in _folders(job, spooled)):
+        raise StorageError("rows of it are being spooled")
+    if ledger.job(job.id).finished_at != job.finished_at:
+        return
     kept = {shard.path for shard in retriable_shards(ledger, job)}
     for path in spooled - kept:
         path.unlink(missing_ok=True)
@@ -146,10 +155,13 @@ def remove_spool(ledger: Ledger, job: JobRecord) -> None:
 
 
 def _remove_folder(job: JobRecord, spooled: Iterable[Path]) -> None:
-    for folder in {path.parent for path in spooled}:
-        # Whatever the ledger says, nothing else is removed.
-        if folder.name == job.id:
-            _empty(folder)
+    for folder in _folders(job, spooled):
+        _empty(folder)
+
+
+def _folders(job: JobRecord, spooled: Iterable[Path]) -> set[Path]:
+    # Whatever the ledger says, nothing else is removed.
+    return {path.parent for path in spooled if path.parent.name == job.id}
 
 
 def _empty(folder: Path) -> None:

@@ -57,6 +57,18 @@ def abandoned_lock(path: Path) -> Iterator[str | None]:
         yield file.read().decode(errors="replace") if _is_still(file, path) else None
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody holds a lock now."""
+    try:
+        with abandoned_lock(path):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        # It is not there, or there are no locks.
+        return False
+
+
 def _write_mark(file: BinaryIO, mark: str) -> None:
     # What is done under the lock may need no room.
     with suppress(OSError):

@@ -12,21 +12,23 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
-from headrace.jobs.shards.finishing import finish_all_left
+from headrace.jobs.shards.finishing import finish_all_left, finish_job
 from headrace.jobs.spec.precision import Precision
 from headrace.storage.ledger import leases, tidying
 from headrace.storage.ledger import ledger as ledger_module
 from headrace.storage.ledger.batch_records import NewBatch
 from headrace.storage.ledger.records import JobState, NewJob, NewShard
 from headrace.storage.ledger.tables import jobs, shards
+from headrace.storage.output.held_file import held_lock
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.manifest import Manifest, read_report, write_manifest
 from headrace.storage.rows.planned_rows import PLANNED_ROWS
+from headrace.storage.rows.spool import lock_of, write_shard
 
 from ...storage.ledger.claiming import claimed
 from ..attempts import ROWS
 from ..running import MODEL, Result, environment
-from ..shop import JOB, QUEUE, SHARD, Shop
+from ..shop import JOB, NO_TYPES, QUEUE, SHARD, Shop
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +186,31 @@ def test_where_the_rows_are_is_known_for_as_long_as_the_job(shop):
     shop.shard_runner().run(SHARD)
     assert shop.ledger.job(JOB).state is JobState.COMPLETED
     assert spools(shop) == [planned]
+
+
+def again(shop: Shop) -> Path:
+    """A shard of rows that got lost, beside those that the job had."""
+    path = shop.folder / "jobs" / JOB / "again.parquet"
+    write_shard(path, ROWS[:1], NO_TYPES)
+    return path
+
+
+def test_what_is_spooled_meanwhile_of_rows_that_got_lost_stays(shop):
+    fill_the_disk(shop)
+    shop.shard_runner().run(SHARD)
+    with held_lock(lock_of(shop.folder / "jobs" / JOB)):
+        path = again(shop)
+        finish_all_left(shop.ledger, QUEUE)
+        assert spools(shop) == [path]
+    assert shop.ledger.job(JOB).tidy_at is not None
+
+
+def test_who_is_slow_to_finish_a_job_leaves_alone_what_it_runs_again_for(shop):
+    shop.shard_runner().run(SHARD)
+    completed, path = shop.ledger.job(JOB), again(shop)
+    assert shop.ledger.retry_job(JOB, [NewShard(1, 1, str(path))])
+    finish_job(shop.ledger, completed)
+    assert spools(shop) == [path]
 
 
 def test_what_a_batch_is_to_read_of_a_cancelled_job_stays_until_it_has_ended(shop, wait_until):
