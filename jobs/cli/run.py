@@ -97,7 +97,7 @@ def _first(known: Progress | None, job: Job) -> Progress:
         return known
     num_gone = sum(shard.num_rows for shard in added)
     typer.echo(f"{counted(num_gone, 'row')} whose files are gone: made again", err=True)
-    return replace(job.progress(), state=JobState.RUNNING, rows_done=known.rows_done - num_gone)
+    return replace(job.progress(), state=JobState.RUNNING, rows_done=known.rows_total - num_gone)
 
 
 def _submitted(client: Client, asked: JobAsked, target: Target) -> Job:

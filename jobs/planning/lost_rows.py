@@ -25,7 +25,8 @@ class LostRows:
         folder, parts = open_folder(job.output_dir), ledger.parts(job.id)
         there = set(folder.find_parts([part.file_name for part in parts]))
         gone = [part for part in parts if part.file_name not in there]
-        if not gone:
+        # What an attempt found gone, the ledger has forgotten.
+        if not gone and sum(part.num_rows for part in parts) == job.num_rows:
             return None
         are_lost = np.ones(job.num_rows, np.bool_)
         for part in parts:

@@ -176,13 +176,17 @@ class Producer:
             return job
         # Nobody else does the same meanwhile: rows would be there twice.
         with self._owners.submitting(job.id, output):
-            if (lost := LostRows.of(self.ledger, job)) is not None:
+            # Somebody may have done so by now, or replaced the data set.
+            expect_owner(output, job.id)
+            is_completed = self.ledger.job(job.id).state is JobState.COMPLETED
+            if is_completed and (lost := LostRows.of(self.ledger, job)) is not None:
                 self._make_again(job, lost, source, output)
         return self.ledger.job(job.id)
 
     def _make_again(self, job: JobRecord, lost: LostRows, source: InputSource, output: OutputFolder) -> None:
         if not source.has_fixed_rows:
-            problem = f"{output}/{lost.parts[0].file_name} is gone, and input {source.name} may have other rows by now"
+            gone = f"{output}/{lost.parts[0].file_name}" if lost.parts else f"a part of {output}"
+            problem = f"{gone} is gone, and input {source.name} may have other rows by now"
             raise JobMismatchError(problem, ": pass ", OutputMode.OVERWRITE.argument, " to run all again")
         # With prompts as they were, whatever the time is that a template asks for.
         planner = make_planner(read_stored(JobSpec, job.spec), self.shard_rows, sort_folder=self.jobs_folder)

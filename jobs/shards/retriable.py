@@ -68,4 +68,4 @@ def read_part(folder: OutputFolder, part: PartRecord, columns: list[str] | None 
     try:
         return folder.read_part(part.file_name, columns)
     except PartMissing as error:
-        raise PartMissing(f"{error}: submit the job again, to overwrite its output") from error
+        raise PartMissing(f"{error}: run --resume makes its rows again") from error

@@ -1,5 +1,7 @@
 """Rows whose files are gone are made again when their job is resumed: each is there once, and the others stay."""
 
+import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,14 +10,26 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from redis import Redis
+from sqlalchemy import delete
 
 from headrace.jobs.client.client import Client, Job
 from headrace.jobs.errors import JobMismatchError
+from headrace.jobs.planning.lost_rows import LostRows
+from headrace.jobs.planning.producer import Producer
 from headrace.jobs.results.row_index import RowIndex
-from headrace.storage.ledger.records import JobState
+from headrace.jobs.shards.finishing import finish_job
+from headrace.storage.errors import OutputNotEmpty
+from headrace.storage.ledger.records import JobRecord, JobState
+from headrace.storage.ledger.tables import parts as parts_table
+from headrace.storage.output import held_file
+from headrace.storage.output.address import open_folder
+from headrace.storage.output.manifest import read_report
 from headrace.storage.readers import open_sql
 from headrace.storage.rows import planned_rows
+from headrace.storage.rows.spool import read_shard
 
+from ...storage.ledger.claiming import claimed
 from ..running import LABELS, MODEL
 
 NUM_ROWS, SHARD_ROWS, SECONDS = 30, 4, 90
@@ -63,6 +77,9 @@ def test_rows_of_lost_files_are_made_again(
     assert len(parts) > len(lost) > 1
     for part in lost:
         part.unlink()
+    # As an attempt does that finds the file of its own part gone.
+    with client.ledger.database.write() as connection:
+        connection.execute(delete(parts_table).where(parts_table.c.file_name == lost[0].name))
 
     again = submit(client, out, "resume")
     assert again.id == job.id
@@ -78,6 +95,63 @@ def test_rows_of_lost_files_are_made_again(
 
     submit(client, out, "resume")
     assert rows_of(out) == found
+
+
+def test_they_are_asked_what_they_were_whatever_the_time_is(unserved: Client, tmp_path: Path) -> None:
+    timed = shutil.copytree(MODEL, tmp_path / "timed")
+    template = "{{ strftime_now('%M %S %f') }} {{ messages[0].content }}"
+    (timed / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    rows, out, redis = ROWS[:3], tmp_path / "out", Redis.from_url(unserved.redis_url)
+
+    def submit(mode: str) -> Job:
+        return unserved.submit(rows, timed, out, mode=mode, **ASKED)
+
+    job, ledger = submit("new"), unserved.ledger
+    queue = job.record.queue
+    [shard] = ledger.shards(job.id)
+    planned = read_shard(Path(shard.spool_path))
+    # As of a job whose parts have all been found gone.
+    assert ledger.leases.finish_shard(claimed(ledger, shard.id)) is JobState.COMPLETED
+    finish_job(ledger, ledger.job(job.id))
+    assert "state" in (read_report(open_folder(out)) or {})
+    redis.delete(*redis.keys(f"{queue}*"))
+
+    assert submit("resume").record.state is JobState.RUNNING
+    [done, again] = ledger.shards(job.id)
+    assert (done.id, again.number) == (shard.id, 1)
+    assert read_shard(Path(again.spool_path)).equals(planned)
+    assert "state" not in (read_report(open_folder(out)) or {})
+    assert redis.keys(f"{queue}*")
+
+
+def test_nobody_else_takes_the_folder_while_they_are_looked_for(
+    unserved: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(mode: str) -> Job:
+        return unserved.submit(ROWS[:1], MODEL, tmp_path / "out", mode=mode, **ASKED)
+
+    job = submit("new")
+    unserved.ledger.leases.finish_shard(claimed(unserved.ledger, f"{job.id}/00000"))
+    monkeypatch.setattr(held_file, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(LostRows, "of", lambda *asked: submit("overwrite"))
+    with pytest.raises(JobMismatchError, match="being submitted by another process"):
+        submit("resume")
+
+
+def test_a_data_set_that_is_replaced_meanwhile_is_left_alone(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, made_whole = submit(client, tmp_path / "out", "new"), [], Producer._made_whole
+
+    def replaced(*asked: Any) -> JobRecord:
+        new.append(client.submit(ROWS[:1], MODEL, tmp_path / "out", mode="overwrite", **ASKED))
+        return made_whole(*asked)
+
+    monkeypatch.setattr(Producer, "_made_whole", replaced)
+    with pytest.raises(OutputNotEmpty, match="was taken by another job"):
+        submit(client, tmp_path / "out", "resume")
+    assert old.progress().state is JobState.COMPLETED
+    new[0].wait(SECONDS, start_worker=False)
 
 
 def test_those_of_a_query_are_not(client: Client, tmp_path: Path) -> None:
