@@ -75,10 +75,15 @@ def _complete_quantization(folder: Path, raw: Raw) -> Path:
     return beside
 
 
+# Of the decoder, of a tower of images, and of layers that guess tokens ahead.
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "depth", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+
+
 def _require_objects(raw: Raw, within: str = "") -> None:
     """Name a field that holds no others where readers look for some, and a number of layers that cannot be meant."""
-    if "num_hidden_layers" in raw:
-        few(raw, "num_hidden_layers", within=within)
+    for name in _NUMBERS_OF_LAYERS:
+        if raw.get(name):
+            few(raw, name, within=within)
     for name in ("text_config", "vision_config", "rope_parameters", "rope_scaling"):
         if (found := raw.get(name)) is not None and not isinstance(found, dict):
             raise ModelError(f"{within}{name} must be a JSON object, not {shown(found)}")

@@ -398,6 +398,8 @@ def test_no_architecture_at_all(tmp_path):
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, "12 of a head's 8 numbers would be"),
         ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be at least 1, not -1"),
         ({"num_hidden_layers": 10**12}, "config.json: num_hidden_layers must be at most 10,000, not 1000000000000"),
+        ({"num_nextn_predict_layers": 10**12}, "config.json: num_nextn_predict_layers must be at most 10,000, not"),
+        ({"vision_config": {"depth": 10_001}}, "config.json: vision_config.depth must be at most 10,000, not 10001"),
         ({"vocab_size": 0}, "config.json: vocab_size must be at least 1, not 0"),
         ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
         (
