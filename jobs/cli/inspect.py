@@ -13,7 +13,7 @@ import typer
 
 from ...storage.files import write_lines
 from ...storage.ledger.ledger import Ledger
-from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, Progress
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState, Progress
 from ...storage.output.sinks import SinkSpec
 from ..client.display import counted
 from ..open_ledger import open_ledger
@@ -96,7 +96,8 @@ def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None
     if num_rows < progress.rows_done:
         gone = counted(progress.rows_done - num_rows, "row")
         problem = f"{gone} of {progress.rows_done:,} can no longer be read in {job.output_dir}"
-        typer.echo(f"headrace: {problem}: run --resume makes them again", err=True)
+        hint = "" if progress.state is JobState.CANCELLED else ": run --resume makes them again"
+        typer.echo(f"headrace: {problem}{hint}", err=True)
         raise typer.Exit(1)
 
 

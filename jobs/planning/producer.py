@@ -14,7 +14,7 @@ from ...storage.errors import Argument, InputError, LedgerError, SinkError
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, shard_id_of
-from ...storage.output.address import has_file
+from ...storage.output.address import has_file, open_folder
 from ...storage.output.folder import OutputFolder
 from ...storage.output.manifest import (
     Manifest,
@@ -126,7 +126,7 @@ class Producer:
         renderer = planner.check(source)
         fingerprint = spec.fingerprint(source.fingerprint() + images_fingerprint(source, spec.image))
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
-            return job
+            return self._made_whole(job, source) if mode is OutputMode.RESUME else job
         self._check_terms(terms)
         num_workers = self.num_to_share(shard_queue(spec.model, spec.precision))
         planned = _planned(planner, source, renderer, num_workers, terms.sink)
@@ -138,7 +138,7 @@ class Producer:
                 expect_owner(output, owner)
                 return self._submit(nullcontext(plan), fingerprint, spec, output, mode, job_id, terms)
         job = self._submit(planned, fingerprint, spec, output, mode, job_id, terms)
-        return self._made_whole(job, source, output) if mode is OutputMode.RESUME else job
+        return self._made_whole(job, source) if mode is OutputMode.RESUME else job
 
     def _submit(
         self,
@@ -170,16 +170,16 @@ class Producer:
                 taken.give_back()
                 raise
 
-    def _made_whole(self, job: JobRecord, source: InputSource, output: OutputFolder) -> JobRecord:
+    def _made_whole(self, job: JobRecord, source: InputSource) -> JobRecord:
         """A job; one that has completed runs again for the rows whose files are gone. Raises as `submit`."""
         if job.state is not JobState.COMPLETED:
             return job
+        output = open_folder(job.output_dir)
         # Nobody else does the same meanwhile: rows would be there twice.
         with self._owners.submitting(job.id, output):
             # Somebody may have done so by now, or replaced the data set.
-            expect_owner(output, job.id)
-            is_completed = self.ledger.job(job.id).state is JobState.COMPLETED
-            if is_completed and (lost := LostRows.of(self.ledger, job)) is not None:
+            is_whole = owner_of(output) != job.id or self.ledger.job(job.id).state is not JobState.COMPLETED
+            if not is_whole and (lost := LostRows.of(self.ledger, job)) is not None:
                 self._make_again(job, lost, source, output)
         return self.ledger.job(job.id)
 

@@ -61,7 +61,10 @@ def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> 
     ledger.close()
     (out.path / "part-00000-01-000.parquet").unlink()
     gone = headrace(data, "results", "job_1")
-    assert gone.err == f"headrace: 1 row of 2 can no longer be read in {out}: run --resume makes them again\n"
+    problem = f"headrace: 1 row of 2 can no longer be read in {out}"
+    assert gone.err == f"{problem}: run --resume makes them again\n"
+    assert headrace(data, "cancel", "job_1").status == 0
+    assert headrace(data, "results", "job_1").err == f"{problem}\n"
     assert (gone.status, [json.loads(line)["row"] for line in gone.out.splitlines()]) == (1, [1])
 
 

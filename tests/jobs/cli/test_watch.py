@@ -56,6 +56,9 @@ def test_one_whose_data_set_was_overwritten_says_by_whom(
     shown = capsys.readouterr().out
     assert f"{old.id} cancelled\n" in shown
     assert f"\nreplaced    by {new.id}, whose data set the output is now (--overwrite)\n" in shown
+    new.delete(with_output=True)
+    assert follow(unserved, old, old.progress(), lambda progress: None) == 1
+    assert "replaced" not in capsys.readouterr().out
 
 
 def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[..., None]) -> None:
