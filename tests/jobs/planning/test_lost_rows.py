@@ -96,7 +96,16 @@ def test_rows_of_lost_files_are_made_again(
     assert rows_of(out) == found
 
 
-def test_they_are_asked_what_they_were_whatever_the_time_is(unserved: Client, tmp_path: Path) -> None:
+def test_they_are_asked_what_they_were_whatever_the_time_is(
+    unserved: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_whole = Producer._made_whole
+
+    def twice(*asked: Any) -> JobRecord:
+        """As of two that resume at once: the second has seen that the job had completed."""
+        made_whole(*asked)
+        return made_whole(*asked)
+
     timed = shutil.copytree(MODEL, tmp_path / "timed")
     template = "{{ strftime_now('%M %S %f') }} {{ messages[0].content }}"
     (timed / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
@@ -115,10 +124,12 @@ def test_they_are_asked_what_they_were_whatever_the_time_is(unserved: Client, tm
     assert "state" in (read_report(open_folder(out)) or {})
     redis.delete(*redis.keys(f"{queue}*"))
 
+    monkeypatch.setattr(Producer, "_made_whole", twice)
     assert submit("resume").record.state is JobState.RUNNING
     [done, again] = ledger.shards(job.id)
     assert (done.id, again.number) == (shard.id, 1)
-    assert read_shard(Path(again.spool_path)).equals(planned)
+    assert read_shard(path := Path(again.spool_path)).equals(planned)
+    assert list(path.parent.iterdir()) == [path]
     assert "state" not in (read_report(open_folder(out)) or {})
     assert redis.keys(f"{queue}*")
 
