@@ -57,7 +57,7 @@ class Retrial:
         return [
             self._replace(part, wanted, next_name)
             for part in self._others()
-            if part.num_failed and pc.any(pc.is_in(_column(self.folder, part, "row"), wanted)).as_py()
+            if pc.any(pc.is_in(_column(self.folder, part, "row"), wanted)).as_py()
         ]
 
     def publish(self, replaced: Iterable[Replacement]) -> None:
@@ -77,9 +77,12 @@ class Retrial:
         return Replacement(part, part_summary(name, rest))
 
     def _others(self) -> list[PartRecord]:
+        """The parts of other shards that hold errors. Rows whose files are gone are not this shard's to make again."""
         assert self.claim.retry_of is not None
         family = self.ledger.retried_parts(self.claim.job_id, self.claim.retry_of)
-        return [part for part in family if part.shard_id != self.claim.shard_id]
+        others = [part for part in family if part.num_failed and part.shard_id != self.claim.shard_id]
+        there = set(self.folder.find_parts([part.file_name for part in others]))
+        return [part for part in others if part.file_name in there]
 
 
 def _column(folder: OutputFolder, part: PartRecord, name: str) -> pa.ChunkedArray:

@@ -149,6 +149,21 @@ def test_rows_that_got_lost_and_are_made_again_elsewhere_are_not_tried_again(sho
     assert failed(shop) == [REFUSED.row]
 
 
+def test_errors_whose_files_get_lost_before_they_are_tried_again_do_not_hold_up_the_job(shop):
+    fail_rows(shop, 0, 2)
+    retry_job(shop.ledger, JOB)
+    job, gone = shop.ledger.job(JOB), [part for part in shop.ledger.parts(JOB) if part.num_failed]
+    write_manifest(folder := open_folder(job.output_dir), Manifest(JOB, "f"))
+    for part in gone:
+        folder.withdraw(part.file_name)
+    shop.shard_runner().run(RETRY)
+    assert shop.ledger.job(JOB).state is JobState.COMPLETED
+    lost = LostRows.of(shop.ledger, job)
+    assert lost is not None
+    assert lost.parts == gone
+    assert lost.are_lost[[0, 2]].all()
+
+
 def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
     fail_rows(shop, 0, 1, 2, 4)
     retry_job(shop.ledger, JOB)
