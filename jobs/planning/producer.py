@@ -16,6 +16,7 @@ from ...storage.ledger.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, shard_id_of
 from ...storage.output.address import has_file, open_folder
 from ...storage.output.folder import OutputFolder
+from ...storage.output.held_file import held_lock
 from ...storage.output.manifest import (
     Manifest,
     OutputMode,
@@ -30,7 +31,7 @@ from ...storage.output.manifest import (
 from ...storage.output.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.readers import InputSource, is_unicode
 from ...storage.rows.planned_rows import plan_anew
-from ...storage.rows.spool import carried_fields
+from ...storage.rows.spool import carried_fields, lost_lock_of
 from ..broker.celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.part_schema import part_schema
@@ -190,13 +191,16 @@ class Producer:
             raise JobMismatchError(problem, ": pass ", OutputMode.OVERWRITE.argument, " to run all again")
         # With prompts as they were, whatever the time is that a template asks for.
         planner = make_planner(read_stored(JobSpec, job.spec), self.shard_rows, sort_folder=self.jobs_folder)
-        with planner.plan(source, num_workers=self.num_to_share(job.queue)) as plan:
-            spool = self.jobs_folder / job.id
-            shards = plan.spool_some(spool, lost.are_lost, first=len(self.ledger.shards(job.id)))
-        plan_anew(spool, job.num_rows, {shard.number: Path(shard.spool_path) for shard in shards})
-        # First, as a retry does.
-        complete_manifest(output, Manifest(job.id, job.fingerprint), dict)
-        if self.ledger.retry_job(job.id, shards, lost.parts):
+        spool = self.jobs_folder / job.id
+        # Who is late to finish the job removes nothing meanwhile.
+        with held_lock(lost_lock_of(spool), self.ledger.identity):
+            with planner.plan(source, num_workers=self.num_to_share(job.queue)) as plan:
+                shards = plan.spool_some(spool, lost.are_lost, first=len(self.ledger.shards(job.id)))
+            plan_anew(spool, job.num_rows, {shard.number: Path(shard.spool_path) for shard in shards})
+            # First, as a retry does.
+            complete_manifest(output, Manifest(job.id, job.fingerprint), dict)
+            is_again = self.ledger.retry_job(job.id, shards, lost.parts)
+        if is_again:
             ring_for_shards(self.app, job.queue, [shard_id_of(job.id, shard.number) for shard in shards])
 
     def discard_abandoned(self) -> None:

@@ -18,7 +18,7 @@ from ...storage.output.held_file import is_held
 from ...storage.output.manifest import Manifest, belongs_to_another, complete_manifest
 from ...storage.output.parts import parts_of
 from ...storage.rows.planned_rows import PLANNED_ROWS
-from ...storage.rows.spool import discard_spool, lock_of
+from ...storage.rows.spool import discard_spool, lock_of, lost_lock_of
 from .retriable import retriable_shards
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def remove_spool(ledger: Ledger, job: JobRecord) -> None:
     """
     spooled = {Path(shard.spool_path) for shard in ledger.shards(job.id)}
     # In this order: shards that were added since are not among these.
-    if any(is_held(lock_of(folder)) for folder in _folders(job, spooled)):
+    if any(is_held(lost_lock_of(folder)) for folder in _folders(job, spooled)):
         raise StorageError("rows of it are being spooled")
     if ledger.job(job.id).finished_at != job.finished_at:
         return

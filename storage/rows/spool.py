@@ -47,6 +47,11 @@ def lock_of(spool: Path) -> Path:
     return spool.with_name(f"{spool.name}.lock")
 
 
+def lost_lock_of(spool: Path) -> Path:
+    """What is held while rows of a completed job that got lost are spooled again, until its new shards are recorded."""
+    return lock_of(spool.with_name(f"{spool.name}.lost"))
+
+
 def discard_spool(spool: Path) -> None:
     """Remove a job's spool and the lock that was left beside it, as far as that can be done."""
     shutil.rmtree(spool, ignore_errors=True)

@@ -23,7 +23,7 @@ from headrace.storage.output.held_file import held_lock
 from headrace.storage.output.local_folder import LocalFolder
 from headrace.storage.output.manifest import Manifest, read_report, write_manifest
 from headrace.storage.rows.planned_rows import PLANNED_ROWS
-from headrace.storage.rows.spool import lock_of, write_shard
+from headrace.storage.rows.spool import lost_lock_of, write_shard
 
 from ...storage.ledger.claiming import claimed
 from ..attempts import ROWS
@@ -197,7 +197,7 @@ def again(shop: Shop) -> Path:
 
 def test_what_is_spooled_meanwhile_of_rows_that_got_lost_stays(shop):
     shop.shard_runner().run(SHARD)
-    with held_lock(lock_of(shop.folder / "jobs" / JOB)):
+    with held_lock(lost_lock_of(shop.folder / "jobs" / JOB)):
         path = again(shop)
         finish_job(shop.ledger, shop.ledger.job(JOB))
         assert spools(shop) == [path]
