@@ -15,6 +15,7 @@ from sqlalchemy import delete
 
 from headrace.jobs.client.client import Client, Job
 from headrace.jobs.errors import JobMismatchError
+from headrace.jobs.planning import producer
 from headrace.jobs.planning.lost_rows import LostRows
 from headrace.jobs.planning.producer import Producer
 from headrace.jobs.results.row_index import RowIndex
@@ -124,7 +125,13 @@ def test_they_are_asked_what_they_were_whatever_the_time_is(
     assert "state" in (read_report(open_folder(out)) or {})
     redis.delete(*redis.keys(f"{queue}*"))
 
+    def late(*asked: Any) -> None:
+        """A worker's, for whom the job has only just completed."""
+        finish_job(ledger, ledger.job(job.id))
+        planned_rows.plan_anew(*asked)
+
     monkeypatch.setattr(Producer, "_made_whole", twice)
+    monkeypatch.setattr(producer, "plan_anew", late)
     assert submit("resume").record.state is JobState.RUNNING
     [done, again] = ledger.shards(job.id)
     assert (done.id, again.number) == (shard.id, 1)
