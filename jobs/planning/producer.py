@@ -191,7 +191,8 @@ class Producer:
             raise JobMismatchError(problem, ": pass ", OutputMode.OVERWRITE.argument, " to run all again")
         # With prompts as they were, whatever the time is that a template asks for.
         planner = make_planner(read_stored(JobSpec, job.spec), self.shard_rows, sort_folder=self.jobs_folder)
-        spool = self.jobs_folder / job.id
+        # Where the others were, whatever data folder this is.
+        spool = self.ledger.spool_folder(job.id) or self.jobs_folder / job.id
         # Who is late to finish the job removes nothing meanwhile.
         with held_lock(lost_lock_of(spool), self.ledger.identity):
             with planner.plan(source, num_workers=self.num_to_share(job.queue)) as plan:
