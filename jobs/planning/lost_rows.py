@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.errors import PartDamaged
 from ...storage.ledger.ledger import Ledger
 from ...storage.ledger.records import JobRecord, PartRecord
 from ...storage.output.address import open_folder
@@ -29,7 +30,9 @@ class LostRows:
         if not gone and sum(part.num_rows for part in parts) == job.num_rows:
             return None
         are_lost = np.ones(job.num_rows, np.bool_)
-        for part in parts:
-            if part.file_name in there:
-                are_lost[folder.read_part(part.file_name, ["row"])["row"].to_numpy()] = False
+        for name in there:
+            try:
+                are_lost[folder.read_part(name, ["row"])["row"].to_numpy()] = False
+            except PartDamaged as error:
+                raise PartDamaged(f"{error}: remove it, and run --resume makes its rows again too") from error
         return cls(gone, are_lost)

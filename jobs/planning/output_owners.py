@@ -98,6 +98,9 @@ class OutputOwners:
             job = self.ledger.job(manifest.job_id)
         except UnknownJob as error:
             if output.part_names() or output.maybe_uncommitted():
+                if manifest.ledger == self.ledger.identity:
+                    problem = f"job {manifest.job_id} of output folder {output} was deleted: pass "
+                    raise JobMismatchError(problem, _OVERWRITE) from error
                 raise JobMismatchError(
                     f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
                     "HEADRACE_DATABASE_URL as it was then, or pass ",

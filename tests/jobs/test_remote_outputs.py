@@ -108,13 +108,13 @@ def test_rows_are_verified_by_job_and_by_url(served, headrace, run, store):
     assert f"folder {store}/other holds no data set" in nothing.err
 
 
-def test_another_ledgers_data_set_is_not_resumed_but_can_be_verified(served, headrace, run, store, tmp_path):
+def test_the_data_set_of_a_deleted_job_is_not_resumed_but_can_be_verified(served, headrace, run, store, tmp_path):
     assert run(f"{store}/labels").status == 0
     job_id = json.loads((served / "shelf" / store.removeprefix("shelf://") / "labels%2F_headrace.json").read_text())
     with Client(Settings.from_environment(environment(served))) as client:
         client.job(job_id["job_id"]).delete()
     resumed = run(f"{store}/labels", "--resume")
-    assert (resumed.status, "was written with another ledger" in resumed.err) == (2, True)
+    assert (resumed.status, "was deleted: pass --overwrite" in resumed.err) == (2, True)
     assert headrace(served, "verify", f"{store}/labels", "--rows", "2").status == 0
 
 

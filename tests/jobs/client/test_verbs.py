@@ -310,6 +310,8 @@ def test_http_clients_hear_why_failed_rows_cannot_be_tried_again(client, tmp_pat
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_state")
     reason = "no failed row" if (what, harm) == ("spool", Path.unlink) else file.name
     assert reason in answer.json()["error"]["message"]
+    is_to_be_resumed = (what, harm) == ("part", Path.unlink)
+    assert answer.json()["error"]["message"].endswith("is gone: run --resume makes its rows again") == is_to_be_resumed
     assert job.progress().state is JobState.COMPLETED
 
 

@@ -20,6 +20,7 @@ from headrace.jobs.planning.lost_rows import LostRows
 from headrace.jobs.planning.producer import Producer
 from headrace.jobs.results.row_index import RowIndex
 from headrace.jobs.shards.finishing import finish_job
+from headrace.storage.errors import PartDamaged
 from headrace.storage.ledger.records import JobRecord, JobState
 from headrace.storage.ledger.tables import parts as parts_table
 from headrace.storage.output import held_file
@@ -80,6 +81,13 @@ def test_rows_of_lost_files_are_made_again(
     # As an attempt does that finds the file of its own part gone.
     with client.ledger.database.write() as connection:
         connection.execute(delete(parts_table).where(parts_table.c.file_name == lost[0].name))
+
+    damaged = next(part for part in parts if part not in lost)
+    there = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(PartDamaged, match=f"^part {damaged} cannot be read: .*: remove it, and run --resume"):
+        submit(client, out, "resume")
+    damaged.write_bytes(there)
 
     again = submit(client, out, "resume")
     assert again.id == job.id
