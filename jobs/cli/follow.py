@@ -15,6 +15,7 @@ from ..client.client import Client, Job
 from ..client.display import JobDisplay, Pace, counted
 from ..results.stored_results import first_error, num_readable
 from .summary import summary
+from .way_back import way_back
 
 
 def opening(job: Job, progress: Progress) -> str:
@@ -48,9 +49,9 @@ def follow(
         typer.echo(f"replaced    by {owner}, whose data set the output is now (--overwrite)")
         return 1
     if num_gone := _num_gone(client, job, progress):
-        rows, completed = counted(num_gone, "row"), progress.state is JobState.COMPLETED
-        hint = "--resume makes them again" if completed else "--overwrite runs all again"
-        typer.echo(f"gone        {rows}: files were removed from the output meanwhile ({hint})")
+        advice = way_back(client.ledger.job(job.id), client.settings)
+        told = f"{counted(num_gone, 'row')}: files were removed from the output meanwhile"
+        typer.echo(f"gone        {told}" + (f" ({advice})" if advice else ""))
     return 1 if num_gone else exit_status(progress)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from ...storage.files import write_lines
 from ...storage.ledger.ledger import Ledger
-from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, JobState, Progress
+from ...storage.ledger.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.output.sinks import SinkSpec
 from ..client.display import counted
 from ..open_ledger import open_ledger
@@ -27,6 +27,7 @@ from .job_names import JobId
 from .json_jobs import json_job
 from .keys import AsJson
 from .tables import time_text
+from .way_back import way_back
 
 _MAX_SHOWN = 400
 
@@ -75,7 +76,7 @@ def results(
                 for text in texts:
                     typer.echo(text)
         num_rows = num_readable(ledger, job)
-    _say_what_is_gone(job, progress, num_rows)
+    _say_what_is_gone(job, progress, num_rows, settings)
 
 
 def _lines(job: JobRecord, format: ResultFormat, table: pa.Table) -> Iterator[str]:
@@ -91,13 +92,13 @@ def _texts(
     return nullcontext(to_lines(RowIndex().first_rows(ledger, job, head).table))
 
 
-def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None:
+def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int, settings: Settings) -> None:
     """Exit with status 1 where the data set has fewer rows than were committed: its files were removed."""
     if num_rows < progress.rows_done:
         gone = counted(progress.rows_done - num_rows, "row")
         problem = f"{gone} of {progress.rows_done:,} can no longer be read in {job.output_dir}"
-        hint = "" if progress.state is JobState.CANCELLED else ": run --resume makes them again"
-        typer.echo(f"headrace: {problem}{hint}", err=True)
+        advice = way_back(job, settings)
+        typer.echo(f"headrace: {problem}" + (f": {advice}" if advice else ""), err=True)
         raise typer.Exit(1)
 
 

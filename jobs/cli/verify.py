@@ -133,8 +133,7 @@ def _summary(done: Verification) -> Iterator[str]:
     else:
         yield f"{counted(total, 'row')} made again: all equal"
     if done.num_missing:
-        rows = f"{done.num_missing:,} of {counted(done.receipt.num_rows or 0, 'row')}"
-        yield f"{rows} are gone: their files were removed (run --resume makes them again)"
+        yield f"{done.num_missing:,} of {counted(done.receipt.num_rows or 0, 'row')} are gone: their files were removed"
 
 
 def _as_json(done: Verification, seed: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from headrace.storage.ledger.records import NewJob, NewShard
 from headrace.storage.output.local_folder import LocalFolder
@@ -44,9 +45,10 @@ def test_what_json_cannot_say_is_null(served, headrace, tmp_path):
     assert gone.err == f"headrace: {problem}: run --resume makes them again\n"
 
 
-def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_asked_for", [True, False], ids=["by run", "over HTTP"])
+def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path, is_asked_for: bool) -> None:
     (data := tmp_path / "data").mkdir()
-    (out := LocalFolder(tmp_path / "out")).make()
+    (out := LocalFolder(tmp_path / "out" if is_asked_for else data / "outputs" / "job_1")).make()
     ledger = new_ledger(data / "headrace.db")
     ledger.create_job(NewJob("job_1", "bulk", "tiny", str(out), "f", 4), [NewShard(0, 4, "/spool")])
     claim = ledger.leases.claim_next("bulk", "worker", 3600)
@@ -62,9 +64,9 @@ def test_what_is_gone_of_a_running_job_is_told_too(headrace, tmp_path: Path) -> 
     (out.path / "part-00000-01-000.parquet").unlink()
     gone = headrace(data, "results", "job_1")
     problem = f"headrace: 1 row of 2 can no longer be read in {out}"
-    assert gone.err == f"{problem}: run --resume makes them again\n"
+    assert gone.err == problem + ": run --resume makes them again" * is_asked_for + "\n"
     assert headrace(data, "cancel", "job_1").status == 0
-    assert headrace(data, "results", "job_1").err == f"{problem}\n"
+    assert headrace(data, "results", "job_1").err == problem + ": --overwrite runs all again" * is_asked_for + "\n"
     assert (gone.status, [json.loads(line)["row"] for line in gone.out.splitlines()]) == (1, [1])
 
 

@@ -92,7 +92,7 @@ def test_a_part_deleted_after_the_end_is_told_and_its_rows_are_made_again(served
     assert watched.status == 1
     rows = counted(num_rows, "row")
     assert watched.out.endswith(
-        f"gone        {rows}: files were removed from the output meanwhile (--resume makes them again)\n"
+        f"gone        {rows}: files were removed from the output meanwhile (run --resume makes them again)\n"
     )
     resumed = headrace(served, *arguments, "--resume")
     assert resumed.status == 0
