@@ -43,6 +43,7 @@ from .signatures import takes
 
 # What each of several is called, in the log of all.
 _NAME = "worker"
+_LOOK_SECONDS = 1.0
 
 
 @takes(engine_config, watchdog_seconds, data_parallel_size)
@@ -110,7 +111,9 @@ def _keep(options: Sequence[str], places: Sequence[Mapping[str, str]]) -> int:
     with termination_as_interrupt(), suppress(KeyboardInterrupt):
         try:
             workers.start()
-            has_ended.wait()
+            # A signal that comes just before it waits, or that another thread is given, does not wake it.
+            while not has_ended.wait(_LOOK_SECONDS):
+                pass
         finally:
             KeptWorkers.stop([workers])
     for reason in reasons:

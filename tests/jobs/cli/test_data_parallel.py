@@ -1,6 +1,8 @@
 """Several workers by one option: what commands say of them, and how they end. A shell script is in Python's place."""
 
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +58,20 @@ def test_workers_run_until_they_are_told_to_stop(program, headrace, tmp_path):
     assert "--dtype float32" in first
     assert "--max-num-seqs=7 " in first
     assert "--data-parallel-size" not in first
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_that_another_thread_is_given_ends_them_too(program, headrace, tmp_path, wait_until):
+    program(f"touch {tmp_path}/up; exec sleep 600")
+
+    def tell() -> None:
+        wait_until((tmp_path / "up").exists, "a worker is there")
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    assert headrace(tmp_path / "data", "worker", "--model", MODEL, "-dp", "2").status == 0
+    thread.join()
 
 
 def test_workers_that_cannot_run_end_it(program, headrace, tmp_path, caplog):
