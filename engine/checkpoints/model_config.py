@@ -35,7 +35,7 @@ class ModelConfig(ModelShape):
         read = READERS[_architecture(folder, raw)]
         raw["eos_token_id"] = read_stop_ids(folder, raw)
         try:
-            _require_objects(raw)
+            _check_fields(raw)
             with at_fault(_complete_quantization(folder, raw)):
                 quantization = read_quantization(raw)
             shape = _without_idle_windows(read(folder, raw))
@@ -79,7 +79,7 @@ def _complete_quantization(folder: Path, raw: Raw) -> Path:
 _NUMBERS_OF_LAYERS = ("num_hidden_layers", "depth", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 
 
-def _require_objects(raw: Raw, within: str = "") -> None:
+def _check_fields(raw: Raw, within: str = "") -> None:
     """Name a field that holds no others where readers look for some, and a number of layers that cannot be meant."""
     for name in _NUMBERS_OF_LAYERS:
         if raw.get(name):
@@ -88,7 +88,7 @@ def _require_objects(raw: Raw, within: str = "") -> None:
         if (found := raw.get(name)) is not None and not isinstance(found, dict):
             raise ModelError(f"{within}{name} must be a JSON object, not {shown(found)}")
         if found and not within:
-            _require_objects(found, f"{name}.")
+            _check_fields(found, f"{name}.")
 
 
 SUPPORTED_ARCHITECTURES = tuple(READERS)

@@ -30,8 +30,7 @@ def positive(raw: Object, name: str, default: int | None = None, *, within: str 
 
 
 def few(raw: Object, name: str, *, within: str = "") -> int:
-    """How many there are of what is looked at one by one, such as layers: at least 1, and not so many that nobody could
-    wait for it, or memory hold it; see `whole`."""
+    """How many there are of what is gone through one by one, as layers are: from 1 to 10,000; see `whole`."""
     if (number := positive(raw, name, within=within)) > _MOST:
         raise ModelError(f"{within}{name} must be at most {_MOST:,}, not {number}")
     return number
